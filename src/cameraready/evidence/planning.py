@@ -1,0 +1,320 @@
+"""Which trials a run consists of: a study's plan under the user's options."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from cameraready.evidence import specs
+from cameraready.evidence.execution import environments, key
+from cameraready.evidence.execution.ledger import Ledger
+from cameraready.evidence.execution.processes import usable_cores
+from cameraready.evidence.outcomes import Trial
+from cameraready.evidence.results import make_frame
+from cameraready.evidence.study import Claim, Study, Tier, Untested
+from cameraready.evidence.subject import Subject, UsageError
+from cameraready.evidence.verdicts import MIN_BLOCKS
+
+OWN = "own"  # the name under which a user's own workload is planned
+
+
+# --- workloads and arms ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """A workload of this run: what to open, under which name, and whether it is the user's."""
+
+    name: str
+    spec: specs.Spec
+    own: bool
+    digest: str
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": self.spec.kind, "own": self.own, "digest": self.digest}
+
+
+def workloads_of(study: Study, tier: Tier, on: Any) -> list[Load]:
+    if on is None:
+        return [_load_of(name, study, tier) for name in study.workloads[tier]]
+    loads = []
+    for index, item in enumerate(on if isinstance(on, list) else [on]):
+        if isinstance(item, str):
+            loads.append(_load_of(item, study, tier))
+        elif "value" not in study.accepts:
+            raise UsageError(f"this study takes no Python object; it takes {listed(study.accepts)} or a shipped name")
+        else:
+            name = OWN if index == 0 else f"{OWN}-{index + 1}"
+            loads.append(Load(name, specs.value_spec(item).with_value(item), True, value_digest(item)))
+    names = [load.name for load in loads]
+    if len(set(names)) != len(names):
+        raise UsageError(f"a workload is named twice: {', '.join(names)}")
+    return loads
+
+
+def _load_of(text: str, study: Study, tier: Tier) -> Load:
+    shipped = list(dict.fromkeys(itertools.chain(*study.workloads.values())))
+    spec = specs.parse(text, shipped=shipped, accepts=study.accepts)
+    return Load(text, spec, spec.kind != "shipped", spec.content_digest())
+
+
+def own_arms(with_: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    if isinstance(with_, Mapping):
+        return dict(with_)
+    if isinstance(with_, str):
+        with_ = [with_]
+    return {text: specs.load_object(text) for text in with_}
+
+
+def seed_list(study: Study, tier: Tier, seeds: int | Sequence[int] | None) -> list[int]:
+    if seeds is None:
+        return list(range(study.seeds.get(tier, 1)))
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise UsageError(f"seeds must be at least 1, got {seeds}")
+        return list(range(seeds))
+    return [int(seed) for seed in seeds]
+
+
+# --- which trials ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Selection:
+    """Turns a study's plan into trials, under the user's options."""
+
+    subject: Subject
+    tier: Tier
+    own: Mapping[str, Any]
+    without: frozenset[str]
+    changes: Mapping[str, Any]
+    seeds: Sequence[int]
+    only: Sequence[int | str] | None
+    device: str = "cpu"
+    dtype: str = ""
+    claims: list[Claim | Untested] = field(init=False)
+
+    def __post_init__(self) -> None:
+        study = self.subject.study
+        self.claims = list(study.claims)
+        if self.only is not None:
+            wanted = {str(item) for item in self.only}
+            self.claims = [c for c in study.claims if c.label in wanted or str(c.number) in wanted]
+            known = {c.label for c in study.claims} | {str(c.number) for c in study.claims}
+            unknown = sorted(wanted - known)
+            if unknown:
+                raise UsageError(
+                    f"there is no claim {', '.join(unknown)}; claims: {', '.join(c.label for c in study.claims)}"
+                )
+        clash = sorted(set(self.own) & self._known_arms())
+        if clash:
+            raise UsageError(f"an arm named {', '.join(clash)} exists already; give yours another name")
+        unknown_arms = sorted(self.without - self._known_arms())
+        if self._known_arms() and unknown_arms:
+            raise UsageError(
+                f"there is no arm {', '.join(unknown_arms)}; arms: {', '.join(sorted(self._known_arms()))}"
+            )
+        if self.subject.study.method in self.without:
+            raise UsageError(f"{self.subject.study.method} is the method under test and cannot be left out")
+
+    def _known_arms(self) -> set[str]:
+        """Arms that conditions name; empty where they appear in rows only."""
+        study = self.subject.study
+        tiers = [tier for tier in get_args(Tier) if tier in study.workloads]
+        plans = (study.plan(tier, name) for tier in tiers for name in study.workloads[tier] or [OWN])
+        return {str(c[study.arms]) for plan in plans for c in plan if study.arms in c}
+
+    def conditions(self, load: Load) -> list[dict[str, Any]]:
+        study = self.subject.study
+        found = [dict(c) for c in study.plan(self.tier, OWN if load.own else load.name)]
+        usable = {name for condition in found for name in condition} - {study.arms}
+        unknown = sorted(set(self.changes) - usable)
+        if unknown and found:
+            raise UsageError(f"nothing to set named {', '.join(unknown)}; the conditions have {listed(sorted(usable))}")
+        found = list(itertools.chain(*(self._changed(condition) for condition in found)))
+        found = list(itertools.chain(*(self._with_own(condition) for condition in found)))
+        unique = {json.dumps(condition, sort_keys=True): condition for condition in found}
+        return [c for c in unique.values() if str(c.get(study.arms, "")) not in self.without]
+
+    def _changed(self, condition: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        names = [name for name in self.changes if name in condition]
+        grids = [v if isinstance(v := self.changes[name], list | tuple) else [v] for name in names]
+        for values in itertools.product(*grids):
+            yield {**condition, **dict(zip(names, values, strict=True))}
+
+    def _with_own(self, condition: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        yield condition
+        if condition.get(self.subject.study.arms) == self.subject.study.method:
+            for name in self.own:
+                yield {**condition, self.subject.study.arms: name}
+
+    def arms_planned(self, loads: Sequence[Load]) -> set[str]:
+        study = self.subject.study
+        named = {str(c[study.arms]) for load in loads for c in self.conditions(load) if study.arms in c}
+        return named or (set(study.libraries) - {"*"} - self.without)
+
+    def trials(self, loads: Sequence[Load]) -> list[Trial]:
+        """All trials, block by block; workloads take turns with as many blocks as a verdict needs.
+
+        A run that is cut short then has verdicts on some workloads, rather than too few blocks on each.
+        """
+        lanes = [_in_turns(self._blocks(load)) for load in loads]
+        turns = itertools.zip_longest(*lanes, fillvalue=())
+        return [trial for turn in turns for trials in turn for trial in trials]
+
+    def _blocks(self, load: Load) -> list[list[Trial]]:
+        study, slug = self.subject.study, self.subject.card.slug
+        code = self.subject.code
+        conditions = self.conditions(load)
+        if self.only is not None:
+            conditions = _needed(study, self.claims, OWN if load.own else load.name, conditions)
+        arms = {str(condition.get(study.arms, "")) for condition in conditions}
+        planned_as = {arm: study.method if arm in self.own else arm for arm in arms}
+        versions = {arm: key.arm_versions(study, planned_as[arm], self.subject.folder) for arm in arms}
+        settings = {arm: self.settings(arm) for arm in arms}
+        blocks: dict[tuple[int, str], list[Trial]] = {}
+        for seed in self.seeds:
+            for condition in conditions:
+                arm = str(condition.get(study.arms, ""))
+                block = str(seed) if study.block == "seed" else str(condition.get(study.block, ""))
+                trial = Trial(
+                    key=key.trial_key(
+                        code=code,
+                        content=load.digest,
+                        condition=condition,
+                        seed=seed,
+                        versions=versions[arm],
+                        settings=settings[arm],
+                    ),
+                    method=slug,
+                    workload=load.name,
+                    condition=condition,
+                    seed=seed,
+                    arm=arm,
+                    block=block,
+                    alone=study.runs_alone(condition),
+                )
+                blocks.setdefault((seed, block), []).append(trial)
+        return list(blocks.values())
+
+    def settings(self, arm: str) -> dict[str, Any]:
+        """What shapes a trial's rows beside its condition: device, and the user's own code in this arm."""
+        found: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+        mine = [arm] if arm in self.own else [] if arm else sorted(self.own)
+        if mine:
+            found["own"] = {name: value_digest(self.own[name]) for name in mine}
+        if not arm and self.without:
+            found["without"] = sorted(self.without)
+        return found
+
+
+def _in_turns(blocks: list[list[Trial]]) -> list[list[Trial]]:
+    starts = range(0, len(blocks), MIN_BLOCKS)
+    return [list(itertools.chain.from_iterable(blocks[start : start + MIN_BLOCKS])) for start in starts]
+
+
+def _needed(
+    study: Study, claims: Sequence[Any], workload: str, conditions: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The conditions whose rows some claim looks at; where that depends on what a trial measures, the trial is needed."""
+    kept = [False] * len(conditions)
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            continue
+        for index in relevant(study, claim, workload, conditions):
+            kept[index] = True
+    return [condition for condition, keep in zip(conditions, kept, strict=True) if keep]
+
+
+def relevant(study: Study, claim: Claim, workload: str, conditions: Sequence[Mapping[str, Any]]) -> list[int]:
+    if claim.workloads is not None and workload not in claim.workloads:
+        return []
+    if not conditions:
+        return []
+    indices = range(len(conditions))
+    if claim.where is not None:
+        frame = make_frame(conditions)
+        if set(claim.where.meta.root_names()) <= set(frame.columns):
+            mask = frame.select(claim.where.fill_null(False).alias("_")).to_series()
+            indices = [i for i in indices if mask[i]]  # type: ignore[assignment]
+    arms = claim.measure.named_arms()
+    return [
+        i for i in indices if arms is None or study.arms not in conditions[i] or str(conditions[i][study.arms]) in arms
+    ]
+
+
+def value_digest(value: Any) -> str:
+    """Digest of a Python object's content; for what cannot be serialised, a token that no other run shares."""
+    import hashlib
+
+    import cloudpickle
+
+    try:
+        content = cloudpickle.dumps(value)
+    except Exception:  # what an object's own serialiser raises is its own choice
+        return secrets.token_hex(16)
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def listed(items: Iterable[str]) -> str:
+    return ", ".join(items) or "nothing"
+
+
+# --- what a run would cost ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do (``--dry-run``)."""
+
+    trials: int
+    finished: int
+    blocks: Mapping[str, int]
+    hours: float | None  # None while nothing comparable was ever run
+    downloads: Sequence[str]
+    memory_gib: float
+    notes: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        missing = self.trials - self.finished
+        lasts = "unknown, nothing like it has run yet" if self.hours is None else f"about {_duration(self.hours)}"
+        lines = [
+            f"{self.trials} trials, {self.finished} of them already in the ledger; {missing} to run: {lasts}",
+            "blocks: " + ", ".join(f"{name} {count}" for name, count in self.blocks.items()),
+            "downloads: " + (", ".join(self.downloads) if self.downloads else "none"),
+            f"memory: at most {self.memory_gib:g} GiB",
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{max(hours * 60, 0.1):.1f} minutes"
+
+
+def dry_plan(selection: Selection, loads: Sequence[Load], store: Ledger, jobs: int | None) -> Plan:
+    """What a run would do, from the ledger's experience with the method."""
+    subject, trials = selection.subject, selection.trials(loads)
+    finished = store.finished([t.key for t in trials])
+    missing = [t for t in trials if t.key not in finished]
+    workers = jobs or usable_cores()
+    hours: float | None = 0.0
+    if missing:
+        seconds = store.mean_seconds(subject.card.slug)
+        shared = sum(not t.alone for t in missing)
+        work = shared / workers + len(missing) - shared
+        hours = None if seconds is None else work * seconds / 3600
+    downloads = sorted(
+        {
+            f"{peer.requirement} and what it needs, into an environment of its own"
+            for arm in selection.arms_planned(loads)
+            for peer in subject.study.peers_of(arm)
+            if not environments.is_built(peer, subject.folder)
+        }
+    )
+    blocks = {load.name: len({(t.seed, t.block) for t in trials if t.workload == load.name}) for load in loads}
+    return Plan(len(trials), len(finished), blocks, hours, downloads, subject.study.memory * workers)

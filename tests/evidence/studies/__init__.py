@@ -1,0 +1,1 @@
+"""Small studies that the engine's tests run."""
