@@ -1,0 +1,161 @@
+"""`list`, `find` and `show`: which methods there are, and what one of them is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cameraready.catalog import Card, UnknownMethod, catalog, find, resolve, rooms
+from cameraready.cli.failing import BadUsage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BASIS_WORDS = {"paper": "the paper", "official-code": "the official code", "reconstruction": "a reconstruction"}
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def list_methods(
+    room: Annotated[str | None, typer.Argument(help="Only the methods of this room.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, room by room."""
+    from cameraready.cli import terminal
+
+    found = catalog()
+    if room is not None:
+        found = [card for card in found if card.room == room]
+        if not found:
+            raise BadUsage(f"there is no room {room!r}; rooms: {', '.join(rooms())}")
+    if as_json:
+        terminal.print_json([card.to_json() for card in found])
+        return
+    terminal.print_methods(terminal.console(), found, by_room=True)
+
+
+def find_methods(
+    words: Annotated[
+        list[str] | None, typer.Argument(help='What you want to do: "explain single predictions".')
+    ] = None,
+    instead_of: Annotated[str | None, typer.Option(help="What you use today: shap.KernelExplainer.")] = None,
+    room: Annotated[str | None, typer.Option(help="Only the methods of this room.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find methods by what you want to do, or use today."""
+    from cameraready.cli import terminal
+
+    text = " ".join(words) if words else None
+    try:
+        found = find(text, instead_of=instead_of, room=room)
+    except ValueError as error:
+        raise BadUsage(str(error)) from error
+    if as_json:
+        terminal.print_json([card.to_json() for card in found])
+        return
+    out = terminal.console()
+    if not found:
+        known = sorted({name for card in catalog() for name in card.instead_of})
+        more = f" Known replacements are for: {', '.join(known)}." if instead_of is not None and known else ""
+        out.print(terminal.paragraph(f"Nothing found.{more} `cameraready list` shows every method.", out.width))
+        return
+    terminal.print_methods(out, found, by_room=False)
+
+
+def show_method(
+    method: Annotated[str, typer.Argument(help="Slug, arXiv id, or the URL of the paper.")],
+    as_json: Json = False,
+) -> None:
+    """Show what a method is for and what its test found."""
+    from cameraready.cli import terminal
+
+    try:
+        card = resolve(method)
+    except UnknownMethod as error:
+        raise BadUsage(str(error)) from error
+    found = shipped_results(card)
+    if as_json:
+        terminal.print_json({**card.to_json(), "results": found})
+        return
+    out = terminal.console()
+    _print_card(out, card)
+    _print_shipped(out, card, found)
+    if card.example:
+        out.print("Use", style="bold")
+        out.print("\n".join(f"  {line}" for line in card.example.splitlines()))
+        out.print()
+    out.print(f"Put it to the test: cameraready run {card.slug}")
+
+
+def shipped_results(card: Card) -> dict[str, Any] | None:
+    """What the last desk run found, as it is shipped beside the card; None if there was none.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged.
+    """
+    import json
+
+    path = card.results_path
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found["claims"], found["tier"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); run the study again to write it anew") from error
+    return found
+
+
+def _print_card(out: Console, card: Card) -> None:
+    from rich.text import Text
+
+    from cameraready.cli.terminal import paragraph
+
+    out.print(Text.assemble((card.slug, "bold cyan"), "  ", (card.title, "bold")))
+    out.print(paragraph(card.purpose, out.width))
+    out.print()
+    extra = f"cameraready[{card.extra}]" if card.extra else "cameraready"
+    facts = [
+        ("paper", f"{', '.join(card.authors)}. {card.url}".strip()),
+        ("import", f"from {card.module} import {', '.join(card.exports)}"),
+        ("install", f'pip install "{extra}"'),
+        ("kind", f"{card.kind}, room {card.room}"),
+        ("built from", BASIS_WORDS[card.basis]),
+        *(("use when", text) for text in card.use_when),
+        *(("avoid when", text) for text in card.avoid_when),
+        ("instead of", ", ".join(card.instead_of)),
+        *(("also in", _upstream(item.name, item.url, item.when_sufficient)) for item in card.upstream),
+    ]
+    width = max(len(name) for name, _ in facts) + 2
+    last = ""
+    for name, text in facts:
+        if text:
+            lead = f"{name if name != last else '':<{width}}"
+            out.print(paragraph(text, out.width, " " * width, first=lead))
+            last = name
+    out.print()
+
+
+def _upstream(name: str, url: str, suffices: str) -> str:
+    place = f" ({url})" if url else ""
+    return f"{name}{place}. It suffices when: {suffices}" if suffices else f"{name}{place}"
+
+
+def _print_shipped(out: Console, card: Card, found: dict[str, Any] | None) -> None:
+    from cameraready.cli import terminal
+    from cameraready.evidence.report.saved import verdicts_of
+
+    count = f"{card.claims} claims of the paper" if card.claims > 1 else "1 claim of the paper"
+    if found is None:
+        out.print(f"{count} to put to the test; no desk run has been published yet.")
+        out.print()
+        return
+    head = f"{count}, as the last {found['tier']} run found them"
+    out.print(f"{head} ({found['started'][:10]})" if found.get("started") else head, style="bold")
+    if found.get("answer"):
+        out.print(terminal.paragraph(found["answer"], out.width))
+    terminal.print_verdicts(out, verdicts_of(found))
+    out.print()
