@@ -1,0 +1,128 @@
+"""What every method of the catalogue keeps to; a new card is picked up by itself."""
+
+import importlib
+import json
+import tomllib
+
+import polars as pl
+import pytest
+
+from cameraready.catalog import catalog
+from cameraready.evidence import Claim, Study, Untested
+from cameraready.evidence.checking import check
+from cameraready.evidence.verdicts import judge
+
+CARDS = {card.slug: card for card in catalog()}
+every_method = pytest.mark.parametrize("slug", CARDS)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
+
+
+def study_of(slug) -> Study:
+    return importlib.import_module(f"{CARDS[slug].module}.study").STUDY
+
+
+def nonconformities(card, study, component) -> list[str]:
+    """What a method lacks of the contract, as sentences."""
+    lacks = []
+    missing = [name for name in card.exports if not hasattr(component, name)]
+    if missing:
+        lacks.append(f"the card exports {', '.join(missing)}, which the component lacks")
+    undocumented = [
+        n for n in card.exports if hasattr(component, n) and not (getattr(component, n).__doc__ or "").strip()
+    ]
+    if undocumented:
+        lacks.append(f"{', '.join(undocumented)} have no docstring")
+    if set(study.workloads) != {"smoke", "desk", "full"}:
+        lacks.append(f"workloads for the tiers {sorted(study.workloads)}, expected smoke, desk and full")
+    of_the_paper = {c.number for c in study.claims if isinstance(c, Untested) or c.scope != "ours"}
+    if of_the_paper != set(range(1, card.claims + 1)):
+        lacks.append(f"the card counts {card.claims} claims, the study numbers {sorted(of_the_paper)}")
+    ours = {c.number for c in study.claims if isinstance(c, Claim) and c.scope == "ours"}
+    if ours and min(ours) <= card.claims:
+        lacks.append(f"claims of our own must be numbered beyond {card.claims}, got {sorted(ours)}")
+    for tier, names in study.workloads.items():
+        for name in names:
+            conditions = list(study.plan(tier, name))
+            if not conditions:
+                lacks.append(f"nothing is planned for {name} at tier {tier}")
+            json.dumps(conditions)  # conditions are JSON values
+    return lacks
+
+
+@every_method
+def test_card_component_and_study_fit_together(slug):
+    card = CARDS[slug]
+    assert nonconformities(card, study_of(slug), importlib.import_module(card.module)) == []
+
+
+@every_method
+def test_smoke_runs_without_a_failed_trial(slug):
+    result = check(slug, tier="smoke", quiet=True)
+    assert [(f.arm, f.error) for f in result.failures] == []
+    assert result.rows.height > 0
+    assert not [note for note in result.notes if "was not run" in note or "prepared" in note]
+
+
+@every_method
+def test_shipped_verdicts_follow_from_the_shipped_rows(slug):
+    folder = importlib.resources.files(CARDS[slug].module)
+    written = json.loads((folder / "results.json").read_text())
+    assert len((folder / "results.parquet").read_bytes()) <= 200_000
+    rows = pl.read_parquet(folder / "results.parquet")
+    again = {(v.label, v.workload): v for v in judge(study_of(slug), rows)}
+    assert {(c["label"], c["workload"]) for c in written["claims"]} == set(again)
+    for claim in written["claims"]:
+        verdict = again[claim["label"], claim["workload"]]
+        assert claim["verdict"] == verdict.verdict, claim
+        for name in ("estimate", "low", "high"):
+            assert claim[name] == pytest.approx(getattr(verdict, name), rel=1e-9, nan_ok=True), claim
+
+
+@every_method
+def test_the_card_is_complete(slug):
+    raw = tomllib.loads((importlib.resources.files(CARDS[slug].module) / "card.toml").read_text())
+    for key in (
+        "title",
+        "authors",
+        "arxiv",
+        "purpose",
+        "use_when",
+        "avoid_when",
+        "instead_of",
+        "kind",
+        "basis",
+        "example",
+    ):
+        assert raw.get(key), f"{slug}: card.toml lacks {key}"
+
+
+def test_a_broken_method_is_caught():
+    """The same check finds each defect that it claims to find."""
+    import dataclasses
+    import types
+
+    card = dataclasses.replace(next(iter(CARDS.values())), exports=("Thing",), claims=2)
+    claim = Claim(2, paper="", tested="", scope="exact", source="", measure=None, rule=None)
+    broken = Study(
+        open=lambda spec: None,
+        workloads={"smoke": ["a"], "desk": []},
+        plan=lambda tier, workload: [],
+        trial=lambda workload, ctx: [],
+        method="m",
+        arms="arm",
+        block="seed",
+        claims=[claim, dataclasses.replace(claim, number=1, scope="ours")],
+    )
+    found = "\n".join(nonconformities(card, broken, types.ModuleType("component")))
+    for defect in (
+        "exports Thing",
+        "smoke, desk and full",
+        "counts 2 claims",
+        "numbered beyond 2",
+        "nothing is planned for a",
+    ):
+        assert defect in found
