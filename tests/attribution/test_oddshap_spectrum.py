@@ -218,6 +218,7 @@ def test_models_without_readable_trees_are_refused() -> None:
         largest_terms(deep, 21, 10)
 
 
+@pytest.mark.slow
 def test_the_largest_forest_fits_in_two_gib() -> None:
     """100 full trees of depth 10 over 100 features, 17 million odd terms, in a process of its own."""
     script = (

@@ -1,6 +1,6 @@
 """Drivers for the survival tests: processes that run trials and say on standard output what has been recorded.
 
-``python -m tests.evidence.driving LEDGER LOG TRIALS`` reads lines from standard input. For each it forks a driver
+``python -m tests.evidence.driving LEDGER LOG TRIALS WORKERS`` reads lines from standard input. For each it forks a driver
 (imports are paid once) that begins a run of the trials and writes its process id, then key and status of each recorded
 trial, then ``end`` and the summary. Trials leave a line in LOG when they have run to their end.
 """
@@ -34,19 +34,19 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def drive(ledger_path: Path, trials: list[Trial]) -> None:
+def drive(ledger_path: Path, trials: list[Trial], workers: int) -> None:
     """Run the trials, saying what was recorded."""
 
     def tell(trial: Trial, outcome: Outcome) -> None:
         say(trial.key, outcome.status)
 
     with Ledger.open(ledger_path) as ledger:
-        summary = pool.run_trials(trials, make_job(), ledger, 1, jobs=2, on_outcome=tell)
+        summary = pool.run_trials(trials, make_job(), ledger, 1, jobs=workers, on_outcome=tell)
     say("end", summary.done, summary.failed, summary.skipped, summary.interrupted)
 
 
 def main() -> None:
-    ledger, log, n = sys.argv[1:]
+    ledger, log, n, workers = sys.argv[1:]
     does = "leave_child" if n == "0" else "count_on_file"
     trials = make_trials(Path(log), max(int(n), 1), does)
     for _ in sys.stdin:
@@ -54,7 +54,7 @@ def main() -> None:
         if pid == 0:
             os.setsid()  # so that a test can send signals as a terminal does
             say("pid", os.getpid())
-            drive(Path(ledger), trials)
+            drive(Path(ledger), trials, int(workers))
             os._exit(0)
         os.waitpid(pid, 0)
         say("over")

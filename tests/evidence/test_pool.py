@@ -185,6 +185,18 @@ def test_a_workload_that_kills_the_process_is_given_up(go: Go) -> None:
     assert [outcome.status for outcome in outcomes[30:]] == ["done"] * 4
 
 
+def test_a_workload_for_which_there_is_room_only_once_is_worked_on_by_one(go: Go, tmp_path: Path) -> None:
+    (tmp_path / "room").write_text("")
+    trials = make_trials(*[{"does": "span", "value": 0.02 + number / 10_000} for number in range(200)], workload="big")
+    specs = {"big": PlainSpec(f"big:{tmp_path / 'room'}")}
+    outcomes, summary = go(trials, make_job(specs=specs))
+    assert [outcome.status for outcome in outcomes] == ["done"] * 200
+    assert len({outcome.rows[0]["pid"] for outcome in outcomes}) == 1
+    assert len(summary.notes) == 1
+    assert "a worker process less was used" in summary.notes[0]
+    assert "opening workload 'big' was ended by SIGKILL" in summary.notes[0]
+
+
 def test_a_study_that_does_not_import_is_told(go: Go) -> None:
     outcomes, _ = go(make_trials(*counts(2)), make_job(study="tests.evidence.studies.absent:STUDY"))
     assert all("No module named 'tests.evidence.studies.absent'" in outcome.error for outcome in outcomes)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cameraready.attribution._game import select_output, stacked
+from cameraready.attribution._game import select_output
+from cameraready.attribution._tables import kind_of, stacked, taken
 
 Predict = Callable[[Any], np.ndarray]
 
@@ -58,10 +59,10 @@ def prediction_function(
     if background_rows is not None and background.shape[0] > background_rows:
         chosen = np.sort(np.random.default_rng(seed).permutation(background.shape[0])[:background_rows])
         background = taken(background, chosen)
-    if type(rows).__module__.partition(".")[0] != type(background).__module__.partition(".")[0]:
+    if kind_of(rows) != kind_of(background):
         raise TypeError(
-            f"the rows to explain are a {type(rows).__module__.partition('.')[0]} table and the background is a "
-            f"{type(background).__module__.partition('.')[0]} one; pass both in the form that the model takes"
+            f"the rows to explain are a {kind_of(rows)} table and the background is a {kind_of(background)} one; pass both in "
+            "the form that the model takes"
         )
     if rows.shape[1] != background.shape[1]:
         raise ValueError(f"the rows to explain have {rows.shape[1]} features, the background has {background.shape[1]}")
@@ -78,11 +79,6 @@ def prediction_function(
 
     predict(taken(background, [0]))  # what does not work is said before any work is done
     return predict, background, rows
-
-
-def taken(table: Any, rows: Any) -> Any:
-    """The given rows of a numpy array or frame, as the same kind of table."""
-    return table.iloc[list(rows)] if hasattr(table, "iloc") else table[list(rows)]
 
 
 def is_tree_ensemble(model: Any) -> bool:

@@ -64,6 +64,8 @@ def sentence(error: Exception) -> str:
     """What went wrong, for the person at the terminal."""
     text = " ".join(str(error).split("\n")).strip()
     if isinstance(error, ModuleNotFoundError) and error.name and "pip install" not in text:
+        if error.name.startswith("cameraready."):
+            return f"this installation is incomplete: it has no module {error.name}"
         return missing(error.name)
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cameraready.attribution._game import MarginalGame
-from cameraready.attribution._prediction import is_tree_ensemble, prediction_function, taken
+from cameraready.attribution._prediction import is_tree_ensemble, prediction_function
+from cameraready.attribution._tables import taken
 from cameraready.attribution.oddshap.estimator import (
     Approximation,
     LowBudget,

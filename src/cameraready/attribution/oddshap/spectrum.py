@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -205,6 +206,46 @@ def _wanted_subsets(n_levels: int, parity: str, min_size: int) -> list[np.ndarra
     return wanted
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive nodes of one depth, and the terms of their wanted subsets, node by node."""
+
+    depth: int
+    first_node: int
+    first_place: int  # the number of its first term among all
+    keys: np.ndarray  # (nodes x subsets,)
+    checks: np.ndarray | None
+    amounts: np.ndarray
+
+
+def _blocks(
+    by_depth: list[_Level], wanted: list[np.ndarray], codes: np.ndarray, checks: np.ndarray | None
+) -> Iterator[_Block]:
+    """All terms of the forest, about a million at a time."""
+    place = 0
+    for depth, (level, subsets) in enumerate(zip(by_depth, wanted, strict=True)):
+        step = max(1, (1 << 20) >> depth)
+        for start in range(0, len(level.feature) if len(subsets) else 0, step):
+            at = slice(start, start + step)
+
+            def terms(
+                own: np.ndarray, others: np.ndarray, combine: np.ufunc, chosen: np.ndarray = subsets
+            ) -> np.ndarray:
+                return np.take(_over_subsets(own, others, combine), chosen, axis=1).ravel()
+
+            own, others = level.feature[at], level.ancestors[at]
+            block = _Block(
+                depth,
+                start,
+                place,
+                terms(codes[own], codes[others], np.bitwise_xor),
+                None if checks is None else terms(checks[own], checks[others], np.bitwise_xor),
+                terms(level.amount[at], level.signs[at], np.multiply),
+            )
+            place += len(block.keys)
+            yield block
+
+
 def _largest_in_range(
     by_depth: list[_Level],
     wanted: list[np.ndarray],
@@ -215,58 +256,40 @@ def _largest_in_range(
     range_bits: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The `count` largest sums among the keys of one range, as (depth, node, subset, coefficient) of a first holder."""
-    keys, amounts, seconds, places = [], [], [], []
-    block_starts, blocks, generated = [], [], 0
-    for depth, level in enumerate(by_depth):
-        subsets = wanted[depth]
-        step = max(1, (1 << 20) >> depth)
-        for start in range(0, len(level.feature) if len(subsets) else 0, step):
-            stop = min(start + step, len(level.feature))
-            key = _over_subsets(codes[level.feature[start:stop]], codes[level.ancestors[start:stop]], np.bitwise_xor)
-            amount = _over_subsets(level.amount[start:stop], level.signs[start:stop], np.multiply)
-            key, amount = key[:, subsets].ravel(), amount[:, subsets].ravel()
-            second = None
-            if checks is not None:
-                second = _over_subsets(
-                    checks[level.feature[start:stop]], checks[level.ancestors[start:stop]], np.bitwise_xor
-                )[:, subsets].ravel()
-            place = np.arange(generated, generated + len(key))
-            block_starts.append(generated)
-            blocks.append((depth, start, len(subsets)))
-            generated += len(key)
-            if range_bits:
-                mine = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - range_bits) == np.uint64(number)
-                key, amount, place = key[mine], amount[mine], place[mine]
-                second = None if second is None else second[mine]
-            keys.append(key)
-            amounts.append(amount)
-            places.append(place)
-            if second is not None:
-                seconds.append(second)
-    nothing = (np.zeros(0, dtype=np.int64),) * 3
+    keys, seconds, amounts, places, index = [], [], [], [], []
+    for block in _blocks(by_depth, wanted, codes, checks):
+        index.append((block.first_place, block.depth, block.first_node, len(wanted[block.depth])))
+        mine = slice(None)
+        if range_bits:
+            scattered = (block.keys * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - range_bits)
+            mine = np.flatnonzero(scattered == np.uint64(number))
+        keys.append(block.keys[mine])
+        amounts.append(block.amounts[mine])
+        places.append(np.arange(block.first_place, block.first_place + len(block.keys))[mine])
+        if block.checks is not None:
+            seconds.append(block.checks[mine])
     if not keys or not sum(map(len, keys)):
-        return *nothing, np.zeros(0)
+        return (*(np.zeros(0, dtype=np.int64),) * 3, np.zeros(0))
     key = np.concatenate(keys)
     order = np.argsort(key)
     key = key[order]
-    heads = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+    fresh = np.concatenate([[True], key[1:] != key[:-1]])
     if seconds:
         second = np.concatenate(seconds)[order]
-        same = np.ones(len(key), dtype=bool)
-        same[heads] = False
-        if (second[1:] != second[:-1])[same[1:]].any():
+        if (~fresh[1:] & (second[1:] != second[:-1])).any():
             raise _Collision
+    heads = np.flatnonzero(fresh)
     coefficient = np.add.reduceat(np.concatenate(amounts)[order], heads)
     best = np.arange(len(heads))
     if len(heads) > count:
         best = np.sort(np.argpartition(-np.abs(coefficient), count - 1)[:count])
     place = np.concatenate(places)[order[heads[best]]]
-    block = np.searchsorted(block_starts, place, side="right") - 1
-    depth, first_node, width = np.array(blocks).T[:, block]
-    within = place - np.array(block_starts)[block]
-    node = first_node + within // width
-    subset = np.array([wanted[k][j] for k, j in zip(depth, within % width, strict=True)], dtype=np.int64)
-    return depth, node, subset, coefficient[best]
+    first_place, depth, first_node, width = np.array(index).T
+    block_of = np.searchsorted(first_place, place, side="right") - 1
+    row, column = np.divmod(place - first_place[block_of], width[block_of])
+    depth = depth[block_of]
+    subset = np.array([wanted[k][j] for k, j in zip(depth, column, strict=True)], dtype=np.int64)
+    return depth, first_node[block_of] + row, subset, coefficient[best]
 
 
 def _over_subsets(own: np.ndarray, ancestors: np.ndarray, combine: np.ufunc) -> np.ndarray:

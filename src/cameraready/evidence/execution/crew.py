@@ -23,10 +23,8 @@ from cameraready.evidence.execution.processes import Undertaker, WorkerContext
 from cameraready.evidence.execution.worker import STACK_SIGNAL, job_path, log_path, open_workload, start_worker
 
 _TICK = 0.2  # seconds between looks at the clock while nothing happens
-_LOSSES = 3  # how often a task whose worker ended before it began is given to another
-_OPENING_DEATHS = (
-    3  # how many workers in a row may die of opening a workload before it counts as one that does not open
-)
+_LOSSES = 3  # how many workers may end before a task has begun until it counts as a death of the task
+_OPENING_DEATHS = 3  # how many workers in a row may die while opening a workload before the crew gives way
 _LOG_CHARACTERS = 6_000
 
 
@@ -85,6 +83,9 @@ class Crew:
         self.events: queue.SimpleQueue[tuple[_Worker, int, Future[Any]] | None] = queue.SimpleQueue()
         self.undertaker = Undertaker()
         self.dismissals: list[threading.Thread] = []
+        self.notes: list[str] = []  # what a reader of the run's report should know
+        self._workers: list[_Worker] = []
+        self._looked = 0.0
         self._unopened: dict[str, str] = {}
         self._opening_deaths: Counter[str] = Counter()
 
@@ -106,20 +107,19 @@ class Crew:
         `on_end` is called in this thread for each task that ended; tasks cut off by a stop have no ending.
         """
         waiting = deque(tasks)
-        workers = [_Worker(self) for _ in range(min(hands, len(waiting)))]
+        self._workers = workers = [_Worker(self) for _ in range(min(hands, len(waiting)))]
         try:
             while True:
                 if stop.now or time.monotonic() >= stop.end:
                     break
                 if not stop.out_of_time:
                     for worker in workers:
-                        while waiting and worker.task is None:
+                        while waiting and worker.task is None and not worker.retired:
                             self._give(worker, waiting.popleft(), on_end)
                 if not any(worker.task for worker in workers):
                     break
-                self._attend(workers, waiting, on_end, fresh)
-                for worker in workers:
-                    worker.ask_for_stack_if_late()
+                self._attend(waiting, on_end, fresh)
+                self._look_after(workers, waiting, on_end)
             self._collect_finished(workers, on_end)
         finally:
             for worker in workers:
@@ -138,17 +138,22 @@ class Crew:
         else:
             worker.begin(task)
 
-    def _attend(
-        self, workers: list[_Worker], waiting: deque[Task], on_end: Callable[[Task, Ending], None], fresh: bool
-    ) -> None:
+    def _look_after(self, workers: list[_Worker], waiting: deque[Task], on_end: Callable[[Task, Ending], None]) -> None:
+        """See what does not make itself heard."""
+        if time.monotonic() - self._looked < _TICK:
+            return
+        self._looked = time.monotonic()
+        for worker in workers:
+            worker.ask_for_stack_if_late()
+            loss = worker.loss()
+            if loss is not None:
+                self._settle(worker, loss, waiting, on_end)
+
+    def _attend(self, waiting: deque[Task], on_end: Callable[[Task, Ending], None], fresh: bool) -> None:
         """Wait for news of one worker and act on it."""
         try:
             news = self.events.get(timeout=_TICK)
         except queue.Empty:
-            for worker in workers:
-                loss = worker.loss()
-                if loss is not None:
-                    self._settle(worker, loss, waiting, on_end)
             return
         if news is None:
             return
@@ -197,24 +202,25 @@ class Crew:
         elif ending.kind == "died" and (opening or isinstance(error, BrokenProcessPool)):
             task.losses += 1
             if opening:
-                self._note_opening_death(worker, task.workload, ending.text)
+                self._note_opening_death(worker, task, ending.text)
             if task.losses < _LOSSES and task.workload not in self._unopened:
                 waiting.appendleft(task)  # it had not begun
                 return
         on_end(task, ending)
 
-    def _note_opening_death(self, worker: _Worker, workload: str, text: str) -> None:
+    def _note_opening_death(self, worker: _Worker, task: Task, text: str) -> None:
         """A worker died of opening a workload, or while it did. When that happens again and again, something must change."""
-        self._opening_deaths[workload] += 1
-        if self._opening_deaths[workload] < _OPENING_DEATHS:
+        self._opening_deaths[task.workload] += 1
+        if self._opening_deaths[task.workload] < _OPENING_DEATHS:
             return
-        self._opening_deaths[workload] = 0
-        if any(workload in other.opened for other in self._workers):
+        self._opening_deaths[task.workload] = 0
+        if any(task.workload in other.opened for other in self._workers):
             # It is open elsewhere, so there may be no room for it twice: go on with a worker less.
             worker.retired = True
+            task.losses = 0
             self.notes.append(f"a worker process less was used: {text}")
         else:
-            self._unopened[workload] = text
+            self._unopened[task.workload] = text
 
     def _ending(self, worker: _Worker, task: Task, error: BaseException, seconds: float, opening: bool) -> Ending:
         doing = f"opening workload {task.workload!r}" if opening else "the trial"
@@ -263,6 +269,7 @@ class _Worker:
     call: int = 0  # numbers the calls, to tell late news
     opened: set[str] = field(default_factory=set)
     is_opening: bool = False
+    retired: bool = False
     _pool: ProcessPool | None = None
     _pids: list[int] = field(default_factory=list)
     _future: Future[Any] | None = None
@@ -333,7 +340,7 @@ class _Worker:
         """Shortly before a trial is ended for being late, have its worker write down where it is."""
         if self.task is None or self.is_opening or not self.task.workload or self._asked == self.call or not self._pids:
             return
-        if STACK_SIGNAL is not None and self.elapsed > self.task.timeout - max(2 * _TICK, 0.01 * self.task.timeout):
+        if STACK_SIGNAL is not None and self.elapsed > self.task.timeout - max(3 * _TICK, 0.01 * self.task.timeout):
             self._asked = self.call
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pids[0], STACK_SIGNAL)

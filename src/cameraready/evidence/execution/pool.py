@@ -46,6 +46,8 @@ class Summary:
     interrupted, ran_out : bool
         Whether the run was stopped by hand, or by its time limit.
     seconds : float
+    notes : tuple of str
+        What a reader of the results should know, such as that fewer worker processes were used than asked for.
     """
 
     done: int
@@ -55,6 +57,7 @@ class Summary:
     interrupted: bool
     ran_out: bool
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 def run_trials(
@@ -114,6 +117,7 @@ def run_trials(
         interrupted=interrupted,
         ran_out=ran_out,
         seconds=time.monotonic() - started,
+        notes=tuple(tally.notes),
     )
 
 
@@ -195,6 +199,7 @@ class _Tally:
         self._on_outcome = on_outcome
         self.done = 0
         self.failed = 0
+        self.notes: list[str] = []
 
     def add(self, trial: Trial, outcome: Outcome) -> None:
         self._ledger.record(trial, outcome, self._run)
@@ -235,6 +240,7 @@ def _run_in_workers(
             crew.finish_dismissals()
             crew.work(alone, 1, on_end, stop, fresh=True)
             ran_out = ran_out or (not stop.now and tally.done + tally.failed - before < len(alone))
+        tally.notes.extend(crew.notes)
         return stop.now, ran_out
 
 
