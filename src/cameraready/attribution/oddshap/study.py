@@ -138,17 +138,15 @@ ABLATED = [
 ]
 
 
+#: Budgets and instances by tier, and where a workload needs others.
 DEFAULT_BUDGETS = {
-    ("desk", "breast-cancer"): ((300, 1_000, 3_000, 10_000), 12),
-    ("desk", "wine"): ((300, 1_000), 12),
-    ("desk", "digits"): ((1_000, 3_000), 12),
-    ("desk", "ames"): ((1_000, 3_000), 12),
+    "smoke": ((200, 1_000), 3),
+    "desk": ((1_000, 3_000), 12),
+    "full": ((300, 1_000, 3_000, 10_000, 20_000), 30),
 }
 BUDGETS = {
-    ("desk", "breast-cancer"): ((300, 1_000, 3_000, 10_000), 15),
-    ("desk", "digits"): ((300, 1_000, 3_000, 10_000), 12),
-    ("desk", "ames"): ((300, 1_000, 3_000), 12),
-    ("desk", "wine"): ((300, 1_000, 3_000), 12),
+    ("desk", "breast-cancer"): ((300, 1_000, 3_000, 10_000), 12),
+    ("desk", "wine"): ((300, 1_000), 12),
 }
 
 
