@@ -33,7 +33,10 @@ class Nursery:
     def __init__(self, ledger: Path, log: Path, n: int, workers: int = 2) -> None:
         command = [sys.executable, "-m", "tests.evidence.driving", str(ledger), str(log), str(n), str(workers)]
         self.driver: psutil.Process | None = None
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "TMPDIR": str(ledger.parent)}  # killed drivers leave their folders there
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen)  # a driver must not wait for us to read
         self._listener.start()
@@ -161,7 +164,7 @@ def test_killing_workers_at_any_moment_hurts_only_their_trial(nursery: Nursery, 
     said: list[str] = []
     for _ in range(KILLS):
         nursery.hear_of_progress(said)
-        time.sleep(dice.uniform(0, 0.3))
+        time.sleep(dice.uniform(0, 0.15))
         family |= set(driver.children(recursive=True))
         kill_one(driver, dice)
     nursery.hear_of_progress(said)

@@ -333,7 +333,7 @@ def _clear_abandoned_folders() -> None:
         # Another user's folder cannot be opened; one that was just made may not be locked yet.
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _FOLDER_AGE:
-                with open(folder / _FOLDER_LOCK, "r+") as lock:
+                with open(folder / _FOLDER_LOCK, "a") as lock:
                     abandoned = _try_to_lock(lock)
                 if abandoned:
                     shutil.rmtree(folder, ignore_errors=True)
