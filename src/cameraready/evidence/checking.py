@@ -33,7 +33,7 @@ from cameraready.evidence.planning import (
 )
 from cameraready.evidence.results import Result, commit_of, environment, make_frame
 from cameraready.evidence.running import run_plan
-from cameraready.evidence.study import Claim, Study, Tier, Untested
+from cameraready.evidence.study import Answer, Claim, Study, Tier, Untested
 from cameraready.evidence.subject import Subject, UsageError, load_subject
 from cameraready.evidence.verdicts import judge
 
@@ -215,9 +215,9 @@ def check(
     claims_here, elsewhere = _claims_of_this_run(selection.claims, loads)
     if elsewhere:
         notes.append(f"claims {', '.join(elsewhere)} are about other workloads and were not part of this run")
-    judged = replace(study, claims=claims_here)
+    judged = replace(study, claims=claims_here, answer=_answer_of_this_run(study.answer, loads))
     verdicts = [_mark_provisional(v, judged, missing) for v in judge(judged, rows, unavailable=unavailable)]
-    answer = make_answer(study, rows, verdicts=verdicts, unavailable=unavailable)
+    answer = make_answer(judged, rows, verdicts=verdicts, unavailable=unavailable)
     if tier == "smoke":
         verdicts = [
             v if v.verdict == "untested" else replace(v, verdict="inconclusive", reason=NO_VERDICT) for v in verdicts
@@ -317,17 +317,26 @@ def _claims_of_this_run(
     Among a claim's workloads, ``"own"`` stands for every workload of the user's.
     """
     names = {load.name for load in loads}
-    mine = [load.name for load in loads if load.own]
     here: list[Claim | Untested] = []
     elsewhere: list[str] = []
     for claim in claims:
         if isinstance(claim, Claim) and claim.workloads is not None:
-            claim = replace(claim, workloads=[*claim.workloads, *(mine if OWN in claim.workloads else ())])
+            claim = replace(claim, workloads=_with_own(claim.workloads, loads))
             if not names.intersection(claim.workloads or ()):
                 elsewhere.append(claim.label)
                 continue
         here.append(claim)
     return here, elsewhere
+
+
+def _answer_of_this_run(wanted: Answer | None, loads: Sequence[Load]) -> Answer | None:
+    if wanted is None or wanted.workloads is None:
+        return wanted
+    return replace(wanted, workloads=_with_own(wanted.workloads, loads))
+
+
+def _with_own(names: Sequence[str], loads: Sequence[Load]) -> list[str]:
+    return [*names, *(load.name for load in loads if load.own and OWN in names)]
 
 
 def _component_opener(study: Study, load: Load) -> Callable[[], Any] | None:

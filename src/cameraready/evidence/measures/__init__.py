@@ -87,11 +87,14 @@ def rank_correlation(
     raise ValueError(f"across must be 'blocks' or 'rows', got {across!r}")
 
 
-def violations(expression: pl.Expr) -> Violations:
-    """Rows in which a boolean polars expression is true, counted per block; goes with the rule `always`."""
+def violations(expression: pl.Expr, what: str = "") -> Violations:
+    """Rows in which a boolean polars expression is true, counted per block; goes with the rule `always`.
+
+    `what` says in words what such a row has: "a deviation above 1e-9".
+    """
     if not isinstance(expression, pl.Expr):
         raise TypeError(f"violations() needs a polars expression such as pl.col('gap') > 0, got {expression!r}")
-    return Violations(expression)
+    return Violations(expression, what)
 
 
 def versus_best(

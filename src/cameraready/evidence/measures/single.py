@@ -173,10 +173,11 @@ class Violations(Measure):
     """
 
     expression: pl.Expr
+    what: str = ""
     interval: ClassVar[Interval] = "none"
 
     def describe(self) -> str:
-        return f"rows in which {self.expression}, counted"
+        return f"rows with {self.what or self.expression}, counted"
 
     def named_arms(self) -> tuple[str, ...] | None:
         return None
