@@ -34,9 +34,10 @@ class Nursery:
         command = [sys.executable, "-m", "tests.evidence.driving", str(ledger), str(log), str(n), str(workers)]
         self.driver: psutil.Process | None = None
         environment = {**os.environ, "TMPDIR": str(ledger.parent)}  # killed drivers leave their folders there
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        with open(ledger.parent / "errors", "w") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen)  # a driver must not wait for us to read
         self._listener.start()
@@ -123,6 +124,7 @@ def values(log: Path) -> Counter[int]:
     return Counter(int(line) for line in log.read_text().split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nursery", [(1_500, 1)], indirect=True)
 def test_killing_the_driver_at_any_moment_loses_nothing(nursery: Nursery, tmp_path: Path) -> None:
     dice = random.Random(1)
@@ -156,6 +158,7 @@ def test_killing_the_driver_at_any_moment_loses_nothing(nursery: Nursery, tmp_pa
     assert sum(ran.values()) - 1_500 <= KILLS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nursery", [(30_000, 2)], indirect=True)
 def test_killing_workers_at_any_moment_hurts_only_their_trial(nursery: Nursery, tmp_path: Path) -> None:
     dice = random.Random(2)
@@ -190,7 +193,7 @@ def test_killing_workers_at_any_moment_hurts_only_their_trial(nursery: Nursery, 
 
 
 @pytest.mark.parametrize("nursery", [(30_000, 2)], indirect=True)
-@pytest.mark.parametrize("wait", [0.0, 0.2, None])
+@pytest.mark.parametrize("wait", [0.0, 0.1, 0.3, None])
 def test_ctrl_c_ends_a_run_cleanly(nursery: Nursery, tmp_path: Path, wait: float | None) -> None:
     driver = nursery.start()
     said = [nursery.line()] if wait is None else []
@@ -207,6 +210,7 @@ def test_ctrl_c_ends_a_run_cleanly(nursery: Nursery, tmp_path: Path, wait: float
     assert (failed, skipped, interrupted) == ("0", "0", "True")
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
         assert ledger.count() == int(done) == len(said) - 1
+    assert (tmp_path / "errors").read_text() == ""  # nobody wants to see tracebacks then
     if wait is None:
         assert int(done) > 0
 

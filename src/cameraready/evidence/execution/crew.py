@@ -214,8 +214,8 @@ class Crew:
         if self._opening_deaths[task.workload] < _OPENING_DEATHS:
             return
         self._opening_deaths[task.workload] = 0
-        if any(task.workload in other.opened for other in self._workers):
-            # It is open elsewhere, so there may be no room for it twice: go on with a worker less.
+        if any(other.holds(task.workload) for other in self._workers if other is not worker):
+            # There may be no room for it twice: go on with a worker less.
             worker.retired = True
             task.losses = 0
             self.notes.append(f"a worker process less was used: {text}")
@@ -290,6 +290,10 @@ class _Worker:
         if not self._pool.active or self.elapsed > limit + 30.0:
             return BrokenProcessPool("the worker was lost")
         return None
+
+    def holds(self, workload: str) -> bool:
+        """Whether the workload is open here, or being opened."""
+        return workload in self.opened or (self.is_opening and self.task is not None and self.task.workload == workload)
 
     def begin(self, task: Task) -> None:
         self.task = task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.context
 import multiprocessing.process
+import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
 import signal
@@ -136,7 +137,7 @@ class _WorkerProcess(multiprocessing.context.SpawnProcess):
 
     def start(self) -> None:
         on_birth, self.on_birth = self.on_birth, None  # stays here; the rest of the object is sent to the child
-        with _launching, _environment(thread_environment(self.threads)), _without_main():
+        with _launching, _environment(thread_environment(self.threads)), _without_main(), _interrupts_blocked():
             super().start()
         if on_birth is not None:
             on_birth(self.pid)  # type: ignore[arg-type]
@@ -159,6 +160,23 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A worker is born deaf to Ctrl-C: until it has left the terminal's process group it would die of it, with a traceback."""
+    if os.name != "posix":
+        yield
+        return
+    # The tracker would lift the block if it were started later. It removes what killed workers leave behind, which is
+    # its job and no news to the user.
+    with _environment({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"}):
+        multiprocessing.resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -185,6 +203,7 @@ def live_in_own_group() -> None:
     """Called in a worker: leave the driver's process group and terminal, and die with the driver."""
     if os.name == "posix":
         os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.process.parent_process()
     if sys.platform == "linux":
         _die_with_parent()
