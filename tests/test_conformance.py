@@ -70,6 +70,7 @@ def test_smoke_runs_without_a_failed_trial(slug):
 @every_method
 def test_shipped_verdicts_follow_from_the_shipped_rows(slug):
     folder = importlib.resources.files(CARDS[slug].module)
+    assert (folder / "results.json").is_file(), f"{slug} ships no results: run `make study METHOD={slug}`"
     written = json.loads((folder / "results.json").read_text())
     assert len((folder / "results.parquet").read_bytes()) <= 200_000
     rows = pl.read_parquet(folder / "results.parquet")

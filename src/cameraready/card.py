@@ -45,6 +45,10 @@ class Card:
     upstream : tuple of Upstream
     claims : int
         How many claims of the paper the study numbers, from 1.
+    own_arm : str
+        How a method of the reader's own (``--with``) must look.
+    accepts : tuple of str
+        What ``--on`` takes beside shipped names: kinds of spec (``"table"``, ``"model"`` ...), or sentences.
     example : str
         About ten lines of use.
     module, room : str
@@ -68,6 +72,8 @@ class Card:
     instead_of: tuple[str, ...] = ()
     extra: str = ""
     upstream: tuple[Upstream, ...] = ()
+    own_arm: str = ""
+    accepts: tuple[str, ...] = ()
     example: str = ""
     module: str = ""
     room: str = ""
@@ -101,8 +107,8 @@ class Card:
 
 # --- reading a card -------------------------------------------------------------------------------------------------
 
-_TEXTS = ("slug", "title", "purpose", "kind", "basis", "arxiv", "openreview", "extra", "example")
-_LISTS = ("authors", "use_when", "avoid_when", "instead_of", "exports")
+_TEXTS = ("slug", "title", "purpose", "kind", "basis", "arxiv", "openreview", "extra", "own_arm", "example")
+_LISTS = ("authors", "use_when", "avoid_when", "instead_of", "exports", "accepts")
 _REQUIRED = ("slug", "title", "authors", "purpose", "use_when", "avoid_when", "exports", "kind", "basis", "claims")
 
 

@@ -378,3 +378,25 @@ def test_the_result_and_the_settings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         estimator.approximate(64, lambda s: s.sum(axis=1)).budget = 5
     assert all_coalitions(3).sum() == 12
+
+
+# --- units ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("low_budget", ["tree", "kernel"])
+@pytest.mark.parametrize("terms", ["odd", "all"])
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e100, 1e200])
+def test_the_unit_of_a_game_does_not_matter(scale: float, terms: str, low_budget: str) -> None:
+    game = dense_game(10, 3)
+    method = OddShap(10, seed=0, terms=terms, low_budget=low_budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LowBudgetWarning)
+        plain = method.approximate([40, 400, 1024], game)
+        scaled = method.approximate([40, 400, 1024], lambda s: game(s) * scale)
+    for one, other in zip(plain, scaled, strict=True):
+        assert other.baseline == one.baseline * scale
+        for name in ("values", "standard_errors", "coefficients"):
+            wanted = getattr(one, name)
+            largest = np.abs(wanted).max()
+            assert getattr(other, name) / scale == pytest.approx(wanted, rel=1e-9, abs=1e-12 * largest, nan_ok=True)
+    assert (scaled[1].standard_errors > 0).all()

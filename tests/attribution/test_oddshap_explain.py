@@ -20,9 +20,10 @@ from sklearn.ensemble import (
 )
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 
 from cameraready.attribution._game import MarginalGame, exact_shapley
 from cameraready.attribution._prediction import is_tree_ensemble
@@ -346,6 +347,21 @@ def test_the_explanation_can_be_sliced_and_plotted() -> None:
         ({"budget": 1}, ValueError, "budget must be 'auto' or"),
         ({"budget": "lots"}, ValueError, "budget must be 'auto' or"),
         ({"max_seconds": 0}, ValueError, "max_seconds must be positive"),
+        ({"max_seconds": "1"}, ValueError, "max_seconds must be positive"),
+        ({"tolerance": 0.0}, ValueError, "tolerance must be a positive finite number"),
+        ({"tolerance": np.inf}, ValueError, "tolerance must be a positive finite number"),
+        ({"tolerance": "low"}, ValueError, "tolerance must be a positive finite number"),
+        ({"seed": -1}, ValueError, "seed must be None or a whole number"),
+        ({"seed": 0.5}, ValueError, "seed must be None or a whole number"),
+        ({"background_rows": 0}, ValueError, "background_rows must be None or a whole number"),
+        ({"background_rows": True}, ValueError, "background_rows must be None or a whole number"),
+        ({"background_rows": 2.0}, ValueError, "background_rows must be None or a whole number"),
+        ({"output": True}, ValueError, "pass the number of its output column"),
+        ({"output": "yes"}, ValueError, "pass the number of its output column"),
+        ({"X": numbers(2, 0), "background": numbers(20, 0)}, ValueError, "must have at least one feature"),
+        ({"X": np.ma.masked_less(numbers(2, 6), 9.0)}, TypeError, "masked array with masked entries"),
+        ({"model": numbers(2, 6), "X": LinearRegression()}, TypeError, "ndarray is not; the model comes first"),
+        ({"model": pd.DataFrame({"predict": [1.0]})}, TypeError, "DataFrame is not$"),
         ({"X": "good film", "background": ["bad film"]}, TypeError, "got text; for a text model"),
         ({"X": pd.DataFrame(numbers(2, 6))}, TypeError, "pass both in the form"),
         ({"model": 3.0}, TypeError, "must be callable or have predict"),
@@ -373,3 +389,79 @@ def test_a_sparse_matrix_and_other_columns_are_refused_in_words() -> None:
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
     with pytest.raises(ValueError, match="different columns: missing \\['c'\\], unexpected \\['d'\\]"):
         explain(lambda t: t["a"], frame[:2].rename(columns={"c": "d"}), background=frame)
+
+
+def test_lazy_and_sparse_tables_need_no_background_to_be_understood() -> None:
+    from scipy.sparse import csr_matrix
+
+    X = numbers(12, 3)
+    with pytest.raises(TypeError, match="the rows to explain is a sparse matrix; pass a dense array"):
+        explain(lambda x: x.sum(axis=1), csr_matrix(X))
+    explanation = explain(lambda t: t.to_numpy().sum(axis=1), pl.DataFrame(X).lazy(), seed=None)
+    assert explanation.values == pytest.approx(X - X.mean(axis=0))
+
+
+def test_missing_text_and_dates_reach_the_plots_as_nan() -> None:
+    days = pd.to_datetime(["1970-01-03 00:00", None, "1970-01-02 12:00"])
+    X = pd.DataFrame(
+        {
+            "text": pd.array(["b", pd.NA, "a"], dtype="string"),
+            "count": pd.array([7, pd.NA, 9], dtype="Int64"),
+            "day": days,
+            "zoned": days.tz_localize("UTC"),
+            "x": [1.0, 2.0, 3.0],
+        }
+    )
+    explanation = explain(lambda t: t["x"], X, background=X)
+    assert explanation.data == pytest.approx(
+        np.array([[1, 7, 2, 2, 1], [np.nan, np.nan, np.nan, np.nan, 2], [0, 9, 1.5, 1.5, 3]]), nan_ok=True
+    )
+    assert explanation.display_data[0, 2] == pd.Timestamp("1970-01-03")
+    assert explanation.values[:, 4] == pytest.approx([-1.0, 0.0, 1.0])
+
+
+def test_what_cannot_be_shown_fails_before_the_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fail(rows: object) -> None:
+        raise RuntimeError("no plot")
+
+    monkeypatch.setattr(explain_module, "_for_plots", fail)
+    X = numbers(12, 3)
+    with pytest.raises(RuntimeError, match="no plot"):
+        explain(lambda x: asked.append(len(x)) or x.sum(axis=1), X)
+    assert asked == [1]  # the trial of one row
+
+
+def test_scores_of_pairs_of_classes_and_lists_of_outputs_are_refused_in_words() -> None:
+    X = numbers(80, 3)
+    y = np.arange(80) % 4
+    model = SVC(decision_function_shape="ovo").fit(X, y)
+    with pytest.raises(ValueError, match=r"gives 6 scores for 4 classes \(one per pair\?\)"):
+        explain(model, X[:2], background=X, output=2)
+    for second in (y % 2, y % 3):
+        several = MultiOutputClassifier(LogisticRegression()).fit(X, np.column_stack([y % 2, second]))
+        with pytest.raises(ValueError, match="a list of 2 arrays, one for each of its outputs; pass a function"):
+            explain(several, X[:2], background=X)
+
+
+@pytest.mark.parametrize("kind", ["category", "object", "string"])
+def test_a_category_that_the_background_lacks_is_explained(kind: str) -> None:
+    background = pd.DataFrame({"c": pd.Categorical(["p", "q", "q", "p"]), "x": [0.0, 1.0, 2.0, 3.0]})
+    rows = pd.DataFrame({"c": pd.Series(["r", "q"]).astype(kind), "x": [1.0, 1.0]})
+
+    def model(table: pd.DataFrame) -> np.ndarray:
+        assert list(table["c"].cat.categories) == ["p", "q", "r"]
+        return (table["c"] == "r") * 5.0
+
+    assert explain(model, rows, background=background).values == pytest.approx(np.array([[5.0, 0.0], [0.0, 0.0]]))
+
+
+def test_pairwise_scores_of_three_classes_are_not_taken_for_scores_of_classes():
+    from sklearn.svm import SVC
+
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(60, 3)), np.arange(60) % 3
+    model = SVC(decision_function_shape="ovo").fit(X, y)
+    with pytest.raises(ValueError, match="pairs of classes"):
+        explain(model, X[:1], background=X, output=2)

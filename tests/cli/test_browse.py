@@ -94,3 +94,14 @@ def test_a_bad_card_is_one_sentence(cli, toys):
     assert shown.exit_code == 1
     assert len(shown.stderr.strip().splitlines()) == 1
     assert "claims must be" in shown.stderr
+
+
+def test_show_tells_what_your_own_must_look_like(cli, toys):
+    card = toys / "toys" / "tidy" / "card.toml"
+    card.write_text(card.read_text() + 'own_arm = "A function of numbers."\naccepts = ["table", "your sentence"]\n')
+    assert "Your own" not in cli("show", "loose").stdout
+    lines = cli("show", "tidy").stdout.splitlines()
+    at = lines.index("Your own")
+    assert lines[at + 1] == "  --with  A function of numbers."
+    assert lines[at + 2].startswith("  --on    a table with the column to predict")
+    assert any(line.strip() == "your sentence" for line in lines)

@@ -243,3 +243,12 @@ def finished_trials(ledger):
             return store.execute("SELECT count(*) FROM trials").fetchone()[0]
     except sqlite3.OperationalError:  # not there yet
         return 0
+
+
+def test_a_run_in_which_nothing_finished_is_an_error(cli, toys):
+    study = toys / "toys" / "tidy" / "study.py"
+    study.write_text(study.read_text().replace("    pass\n", "    raise RuntimeError('broken')\n"))
+    ran = cli("run", "tidy", *smoke)
+    assert ran.exit_code == 1
+    assert "no trial finished" in ran.stderr
+    assert Path("report/tidy-smoke/index.html").is_file()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -150,3 +153,33 @@ def test_a_study_without_an_answer_counts_its_verdicts():
     )
     rows = noisy(BETTER)
     assert answer(study, rows, verdicts=judge(study, rows)) == "Of 4 verdicts 2 hold, 1 fails and 1 is untested."
+
+
+@pytest.mark.parametrize("where", [pl.col("label") > 3, pl.col("absent") > 3])
+def test_an_answer_that_cannot_be_computed_says_why(where):
+    rows = noisy(BETTER, budget=300).with_columns(pl.lit("x").alias("label"))
+    told = answer(asked(where=where, by="budget"), rows)
+    assert told.startswith("There is no answer: ")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ({"better": "use {best}"}, "'better' has the unknown {best}; known: {estimate}, {low}"),
+        ({"by_label": "at {estimate}"}, "'by_label' has the unknown {estimate}; known: {level}"),
+        ({"tie": "either {peer"}, "'tie' cannot be read"),
+    ],
+)
+def test_templates_are_checked_when_the_study_is_made(template, complaint):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        asked(**template)
+
+
+def test_claims_and_seeds_are_checked_when_the_study_is_made():
+    about = Claim(1, "", "", "exact", "", ratio("e", "new", "old"), below(1), workloads=["nowhere"])
+    with pytest.raises(ValueError, match="claim 1 is about nowhere, which the study does not have"):
+        study_of(about)
+    study_of(replace(about, workloads=["own", "rows.csv:y"]))  # as a run on a user's table states it
+    with pytest.raises(ValueError, match="seeds of tier 'desk' must be at least 1, got 0"):
+        replace(study_of(), seeds={"desk": 0})

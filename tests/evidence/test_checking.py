@@ -1,5 +1,6 @@
 """`check`: which trials run under which options, what is kept, and what the reader is told."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -191,7 +192,7 @@ def test_a_table_is_a_workload_and_its_content_is_part_of_the_key(tmp_path):
 
 
 def test_objects_that_cannot_be_sent_run_here_and_the_reader_is_told():
-    guarded = {"values": np.ones(3), "lock": threading.Lock()}
+    guarded = {"values": np.ones(4), "lock": threading.Lock()}
     result = check(OWN_DATA, on=guarded, quiet=True)
     assert result.rows["value"].to_list() == [1.0] * 12
     assert any("calling process" in note for note in result.notes)
@@ -235,3 +236,64 @@ def test_frames_have_plain_columns_whatever_trials_return():
     assert frame["b"].to_list() == ["x", None, "3", None]
     assert frame["c"].to_list() == [None, "[1, 2]", None, None]
     assert frame["d"].to_list() == [None, None, 1.0, 2.0]
+
+
+# --- the user's own: what is told ---------------------------------------------------------------------------------------
+
+
+def test_a_settled_workload_is_told_and_nothing_runs():
+    result = smoke(OWN_DATA, on=np.full(3, 7.0))
+    assert "all three values are 7" in result.answer
+    assert result.rows.height == 0
+    assert result.claims == []
+    assert result.component() == 7.0
+
+
+def test_a_workload_that_cannot_be_opened_is_told_before_anything_runs(tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("a,y\nx,1\n,3\n")
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(SpecError, match="'x'"):
+            smoke(OWN_DATA, on=f"{table}:x", **options)
+
+
+def test_a_users_method_is_compared_with_the_method_by_name():
+    result = check(ESTIMATING, seeds=12, claims=[1], with_={"zero": lambda sample: 1e-9}, jobs=1, quiet=True)
+    assert "zero" in set(result.rows["estimator"])
+    (note,) = [note for note in result.notes if note.startswith("against zero alone")]
+    assert "Keep the zero" in note
+
+
+def test_the_reproduction_is_a_command_for_specs_and_a_call_for_objects():
+    assert smoke(seeds=2).command == f"cameraready run {ESTIMATING} --tier smoke --seeds 2"
+    assert smoke(OWN_DATA, on=np.arange(9.0)).command == f"cameraready.check({OWN_DATA!r}, on=..., tier='smoke')"
+
+
+@pytest.mark.parametrize(("value", "kind"), [("abc", "a number"), (True, "a number"), ({"a": 1}, "a number")])
+def test_a_value_of_another_kind_is_refused(value, kind):
+    with pytest.raises(UsageError, match=f"size is {kind} in the plan"):
+        smoke(set={"size": value})
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (lambda tier, workload: None, "must return or yield dicts, got NoneType"),
+        (lambda tier, workload: ["a"], "must yield dicts of JSON values, got 'a'"),
+        (lambda tier, workload: [{"size": np.int64(3)}], "conditions hold JSON values"),
+    ],
+)
+def test_a_plan_that_is_no_plan_is_refused(plan, sentence, monkeypatch):
+    from tests.evidence.studies import estimating
+
+    monkeypatch.setattr(estimating, "STUDY", dataclasses.replace(estimating.STUDY, plan=plan))
+    with pytest.raises(UsageError, match=sentence):
+        smoke()
+
+
+def test_a_method_that_no_condition_names_is_refused(monkeypatch):
+    from tests.evidence.studies import estimating
+
+    monkeypatch.setattr(estimating, "STUDY", dataclasses.replace(estimating.STUDY, method="winsorised"))
+    with pytest.raises(UsageError, match="names 'winsorised' as its method, but plans only mean, median, trimmed"):
+        smoke()

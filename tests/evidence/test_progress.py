@@ -55,3 +55,19 @@ def test_spans_are_told_as_people_say_them() -> None:
     told = [duration(seconds) for seconds in (0.2, 42, 89, 300, 5399, 12_000)]
     assert told == ["1 s", "42 s", "89 s", "5 min", "1 h 30 min", "3 h 20 min"]
     assert progress_line(1, 2, 0, 5) == "1 of 2 trials, about 5 s left"
+
+
+def test_no_estimate_before_enough_trials_and_none_beyond_the_limit() -> None:
+    assert module.time_left(9, 1000, 5.0, 500.0, None) is None
+    assert module.time_left(10, 1000, 5.0, 500.0, None) == 500.0
+    assert module.time_left(1, 20, 5.0, 95.0, None) == 95.0  # 5 % of a short run
+    assert module.time_left(10, 1000, 5.0, 500.0, 60.0) == 55.0
+    assert module.time_left(10, 1000, 70.0, 500.0, 60.0) == 0.0
+    assert progress_line(3, 1000, 1, None) == "3 of 1000 trials, 1 failed"
+
+
+def test_the_bar_keeps_to_the_limit() -> None:
+    stream = Terminal()
+    with progress(10, 1.0, stream=stream) as tell:
+        tell_three(tell)
+    assert "3/10" in stream.getvalue()

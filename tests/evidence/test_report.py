@@ -335,10 +335,10 @@ def test_zeros_on_a_logarithmic_axis_are_counted_not_hidden():
     assert panel.medians["oddshap"][-1] == 0.0
 
 
-def test_a_figure_of_a_missing_column_is_an_error():
+def test_a_figure_of_a_missing_column_is_left_out_with_a_note():
     study = a_study(figures=[Figure("t", "budget", "msee")])
-    with pytest.raises(ValueError, match="needs column 'msee'"):
-        render(a_result(study=study))
+    text = "".join(Page(render(a_result(study=study))).words)
+    assert "Left out: figure 't' needs column 'msee'" in text
 
 
 def test_every_arm_has_a_look_of_its_own():
@@ -492,3 +492,29 @@ def test_in_a_notebook_answer_and_verdicts_stand_alone(result):
     style = re.search(r"<style>(.*?)</style>", result._repr_html_(), re.S)[1]
     selectors = re.findall(r"(?:^|\})\s*([^{}@]+)\{", style)
     assert all(".cameraready" in selector for selector in selectors)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_run_in_which_nothing_finished_has_its_report(failed):
+    rows = a_frame().head(5).select("workload", "estimator", "budget", "instance", "seed")
+    rows = rows.with_columns(status=pl.lit("raised"), trial=pl.lit("t"), trial_seconds=0.1, trial_peak_mb=1.0)
+    if not failed:
+        rows = pl.DataFrame(schema={"workload": pl.String, "status": pl.String})
+    page = render(replace(a_result(), rows=rows, claims=[]))
+    assert "Left out: figure" in page
+
+
+def test_intervals_from_few_blocks_are_not_told():
+    verdict = next(v for v in a_result().claims if v.low is not None)
+    assert wording.interval(replace(verdict, blocks=10))
+    few = replace(verdict, blocks=9)
+    assert wording.interval(few) == ""
+    assert wording.estimate(few) == wording.number(few.estimate)
+
+
+def test_a_result_shows_itself_briefly():
+    result = replace(a_result(), notes=["interrupted"])
+    lines = repr(result).splitlines()
+    assert lines[0] == result.answer
+    assert len(lines) == 2 + len(result.claims)
+    assert lines[-1] == "Note: interrupted"

@@ -237,3 +237,10 @@ class TestDigests:
         assert len({understood(text).content_digest() for text in texts}) == len(texts)
         with pytest.raises(SpecError, match="no content digest"):
             Spec("x", "value", "own").content_digest()
+
+
+def test_a_question_ends_with_its_own_mark(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "yours.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(SpecError, match=r"did you mean yours\.csv\? Accepted here: "):
+        parse("your.csv:b", shipped=[], accepts=["table"])

@@ -254,8 +254,9 @@ def test_a_census_with_a_failed_trial_does_not_hold():
 
 @pytest.mark.parametrize("pair", [(violations(pl.col("error") > 0), below(1.0)), (HALF, always())])
 def test_a_census_and_its_rule_belong_together(pair):
-    with pytest.raises(ValueError, match="claim 1: violations"):
-        verdict(noisy(1.0, 2.0), claim(*pair))
+    found = verdict(noisy(1.0, 2.0), claim(*pair))
+    assert found.verdict == "untested"
+    assert found.reason == "violations() goes with always(), and always() with nothing else"
 
 
 # --- untested, with what it would need ---------------------------------------------------------------
@@ -305,9 +306,10 @@ def test_a_column_that_no_row_has_leaves_the_claim_untested_and_names_the_near_m
 
 
 def test_a_claim_about_other_workloads_is_not_silently_dropped():
-    found = verdict(noisy(1.0, 2.0), claim(workloads=["wine"]))
+    rows = noisy(1.0, 2.0, workload="iris")
+    found = verdict(rows, claim(workloads=["digits"]))
     assert found.verdict == "untested"
-    assert found.reason == "this run has none of its workloads: wine"
+    assert found.reason == "this run has none of its workloads: digits"
 
 
 # --- workloads, pooled and provisional ---------------------------------------------------------------
@@ -392,3 +394,24 @@ def test_a_claim_is_recovered_from_noise_when_it_is_true():
     found = verdict(rows, claim(difference("error", "new", "old"), below(-1.0)))
     assert found.verdict == "holds"
     assert found.low < -2.0 < found.high
+
+
+# --- a claim that cannot be computed ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (claim(ratio("label", "new", "old"), number=2), "column 'label' holds String, a measure needs numbers"),
+        (claim(where=pl.col("seed") + 1, number=2), "its `where` is no condition: it gives"),
+        (claim(where=pl.col("label") > 3, number=2), "it cannot be computed from the rows: cannot compare string"),
+        (claim(violations(pl.col("error") > 1), below(1.0), number=2), "violations() goes with always()"),
+    ],
+)
+def test_one_claim_that_cannot_be_computed_leaves_the_others(bad, reason):
+    rows = noisy(1.0, 2.0).with_columns(pl.lit("x").alias("label"))
+    good, broken = verdicts(rows, claim(), bad)
+    assert good.verdict == "holds"
+    assert broken.verdict == "untested"
+    assert broken.reason.startswith(reason)
+    assert "\n" not in broken.reason

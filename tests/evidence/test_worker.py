@@ -14,7 +14,7 @@ import pytest
 
 from cameraready.evidence.execution import environments
 from cameraready.evidence.execution.peer_remote import PeerUnavailable, Remote
-from cameraready.evidence.execution.storable import load_arrays, plain_rows, save_arrays
+from cameraready.evidence.execution.storable import load_arrays, plain_rows, rows_of, save_arrays
 from cameraready.evidence.execution.worker import Job, Stage, load_study
 from cameraready.evidence.outcomes import Outcome, Trial
 from cameraready.evidence.study import Peer, Study
@@ -44,7 +44,6 @@ def test_scalars_of_numpy_become_those_of_python(run_one: RunOne) -> None:
         ("array", "a of type ndarray; a row holds numbers, strings, booleans and None"),
         ("complex", "a of type complex"),
         ("huge", "does not fit 64 bits"),
-        ("nothing", "returned no rows"),
         ("engine", "a column 'status', which the engine fills itself"),
         ("contradiction", "value='another', but its condition says value='contradiction'"),
     ],
@@ -54,6 +53,20 @@ def test_what_a_row_cannot_hold_is_told(run_one: RunOne, value: str, complaint: 
     assert outcome.status == "raised"
     assert complaint in outcome.error
     assert outcome.final
+
+
+@pytest.mark.parametrize("returned", [None, 3, 0.5, "text", b"bytes", np.float64(2.0)])
+def test_what_is_no_row_is_told(returned: Any) -> None:
+    with pytest.raises(TypeError, match=r"^the trial returned .*; a trial returns a dict, or several$"):
+        rows_of(returned)
+    with pytest.raises(TypeError, match="among its rows; a trial returns a dict, or several"):
+        rows_of([{"a": 1}, returned])
+
+
+def test_an_empty_list_is_done(run_one: RunOne) -> None:
+    outcome = run_one("return", "nothing")
+    assert outcome.status == "done"
+    assert list(outcome.rows) == []
 
 
 def test_rows_may_repeat_their_condition() -> None:

@@ -174,6 +174,11 @@ class MarginalGame:
 
 def select_output(outputs: Any, n_rows: int, output: int | None) -> np.ndarray:
     """One column of a model's output as float64 array (n_rows,); errors say what the model returned instead."""
+    if isinstance(outputs, (list, tuple)) and outputs and all(getattr(entry, "ndim", 0) == 2 for entry in outputs):
+        raise ValueError(
+            f"the model returns a list of {len(outputs)} arrays, one for each of its outputs; pass a function that returns "
+            "one output's numbers, such as lambda table: model.predict_proba(table)[0][:, 1]"
+        )
     array = np.asarray(outputs)
     if array.dtype.kind == "O":
         with contextlib.suppress(TypeError, ValueError):  # reported below with what was found

@@ -23,7 +23,7 @@ def prediction_function(
     *,
     output: Any = None,
     background_rows: int | None = 100,
-    seed: int = 0,
+    seed: int | None = 0,
 ) -> tuple[Predict, Any, Any]:
     """One number per row from any model, with a background sample and rows to explain brought to common dtypes.
 
@@ -51,7 +51,12 @@ def prediction_function(
         As sentences, for tables that are empty, not two-dimensional or do not fit each other or the model, a model without
         numeric output, an unknown `output`.
     """
-    background, rows = _table(background, "the background"), _table(rows, "the rows to explain")
+    check_model(model, rows)
+    if background_rows is not None and (
+        isinstance(background_rows, bool) or not isinstance(background_rows, (int, np.integer)) or background_rows < 1
+    ):
+        raise ValueError(f"background_rows must be None or a whole number of at least 1, got {background_rows!r}")
+    background, rows = as_table(background, "the background"), as_table(rows, "the rows to explain")
     if background.shape[0] == 0:
         raise ValueError("the background is empty; it needs at least one row that absent features are taken from")
     if rows.shape[0] == 0:
@@ -92,12 +97,36 @@ def is_tree_ensemble(model: Any) -> bool:
     return False
 
 
-def _table(table: Any, what: str) -> Any:
+def check_model(model: Any, rows: Any) -> None:
+    """Raise a TypeError for what cannot be asked for predictions, tables in the place of the model above all."""
+    if not _is_model(model):
+        swapped = "; the model comes first: explain(model, X)" if _is_model(rows) else ""
+        raise TypeError(
+            f"the model must be callable or have predict, predict_proba or decision_function; {type(model).__name__} is "
+            f"not{swapped}"
+        )
+
+
+def _is_model(thing: Any) -> bool:
+    if kind_of(thing) != "numpy":  # a frame, whose columns may have any name
+        return False
+    return callable(thing) or any(hasattr(thing, name) for name in ("predict", "predict_proba", "decision_function"))
+
+
+def as_table(table: Any, what: str) -> Any:
+    """A frame as it is, a LazyFrame collected, anything else as a 2-d numpy array; errors call it `what`."""
     if hasattr(table, "collect") and hasattr(table, "lazy"):  # a polars LazyFrame
         table = table.collect()
     if hasattr(table, "tocsr"):
         raise TypeError(f"{what} is a sparse matrix; pass a dense array: X.toarray()")
+    if np.ma.is_masked(table):
+        raise TypeError(
+            f"{what} must not be a masked array with masked entries, whose mask would be lost; pass X.filled(np.nan), or an "
+            "imputed array"
+        )
     if hasattr(table, "columns"):
+        if len(table.columns) == 0:
+            raise ValueError(f"{what} must have at least one feature, got a table without columns")
         return table
     if isinstance(table, str) or (isinstance(table, (list, tuple)) and any(isinstance(entry, str) for entry in table)):
         raise TypeError(
@@ -108,6 +137,8 @@ def _table(table: Any, what: str) -> Any:
     if array.ndim != 2:
         hint = "; a single row is X[:1] or x[None, :]" if array.ndim == 1 else ""
         raise ValueError(f"{what} must be a table of shape (rows, features), got shape {array.shape}{hint}")
+    if array.shape[1] == 0:
+        raise ValueError(f"{what} must have at least one feature, got a table without columns")
     return array
 
 
@@ -127,12 +158,16 @@ def _chosen(model: Any, background: Any, output: Any) -> tuple[Callable[[Any], A
     """What to call, and which column of its answer."""
     package = type(model).__module__.partition(".")[0]
     if package == "xgboost" and type(model).__name__ == "Booster":
-        return _xgboost_caller(model), output
+        return _xgboost_caller(model), _column(output)
     if package == "lightgbm" and type(model).__name__ == "Booster":
-        return lambda table: model.predict(table.to_pandas() if hasattr(table, "to_pandas") else table), output
+        call = lambda table: model.predict(table.to_pandas() if hasattr(table, "to_pandas") else table)  # noqa: E731
+        return call, _column(output)
     classes = _classes(model)
     call = next((getattr(model, name) for name in ("predict_proba", "decision_function") if hasattr(model, name)), None)
     if call is not None and classes is not None:
+        pairwise = getattr(model, "decision_function_shape", "") == "ovo" and not hasattr(model, "predict_proba")
+        if pairwise and len(classes) == 3:  # as many pairs as classes, so their number does not tell
+            raise ValueError("the model scores pairs of classes; build it with decision_function_shape='ovr'")
         width = np.asarray(call(taken(background, [0]))).ravel().size
         return call, _class_column(classes, width, output)
     if call is None and classes is not None:
@@ -142,11 +177,15 @@ def _chosen(model: Any, background: Any, output: Any) -> tuple[Callable[[Any], A
         )
     if call is None:
         call = getattr(model, "predict", model)
-    if not callable(call):
-        raise TypeError(
-            f"the model must be callable or have predict, predict_proba or decision_function; {type(model).__name__} is not"
+    return call, _column(output)
+
+
+def _column(output: Any) -> int | None:
+    if output is not None and (isinstance(output, (bool, np.bool_)) or not isinstance(output, (int, np.integer))):
+        raise ValueError(
+            f"output={output!r}, but the model has no classes known by label; pass the number of its output column: 0, 1, ..."
         )
-    return call, output
+    return output
 
 
 def _classes(model: Any) -> list[Any] | None:
@@ -154,10 +193,17 @@ def _classes(model: Any) -> list[Any] | None:
         classes = model.classes_
     except AttributeError:
         return None
+    if isinstance(classes, list) and any(np.ndim(entry) for entry in classes):  # several outputs, each with its own
+        return None
     return list(np.asarray(classes).tolist()) if np.ndim(classes) == 1 else None
 
 
 def _class_column(classes: list[Any], width: int, output: Any) -> int | None:
+    if width not in (1, len(classes)):
+        raise ValueError(
+            f"the model gives {width} scores for {len(classes)} classes (one per pair?); pass a function that returns the score "
+            "to explain"
+        )
     if output is None:
         if len(classes) > 2:
             raise ValueError(

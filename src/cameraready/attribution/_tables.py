@@ -89,7 +89,7 @@ def stacked(rows: Any, background: Any) -> Any:
     """`rows` on top of `background`, two frames of one library, with the background's columns, order and dtypes.
 
     Numbers are widened where one side needs it (integers beside missing values); categories are united, the background's
-    first.
+    first, also with text in the place of categories.
 
     Raises
     ------
@@ -110,23 +110,17 @@ def stacked(rows: Any, background: Any) -> Any:
 
         return polars.concat([rows, background], how="vertical_relaxed", rechunk=True)
     import pandas
-    from pandas.api.types import union_categoricals
 
     columns = []
     for j in range(len(wanted)):
         top, bottom = rows.iloc[:, j], background.iloc[:, j]
-        if isinstance(top.dtype, pandas.CategoricalDtype) and isinstance(bottom.dtype, pandas.CategoricalDtype):
-            if top.dtype != bottom.dtype:
-                both = union_categoricals([bottom, top], ignore_order=True).categories
-                dtype = pandas.CategoricalDtype(both, ordered=bottom.dtype.ordered)
-                top, bottom = top.astype(dtype), bottom.astype(dtype)
-        elif isinstance(bottom.dtype, pandas.CategoricalDtype):
-            unknown = top.dropna()[~top.dropna().isin(bottom.dtype.categories)]
-            if len(unknown):
-                raise ValueError(
-                    f"column {wanted[j]!r} is a category in the background; {unknown.iloc[0]!r} is none of its values"
-                )
-            top = top.astype(bottom.dtype)
+        if isinstance(bottom.dtype, pandas.CategoricalDtype):
+            own, known = top.dtype, bottom.dtype.categories
+            used = own.categories if isinstance(own, pandas.CategoricalDtype) else top.dropna().unique()
+            new = [value for value in used if value not in known]
+            both = known.append(pandas.Index(new)) if new else known
+            dtype = pandas.CategoricalDtype(both, ordered=bottom.dtype.ordered)
+            top, bottom = top.astype(dtype), bottom.astype(dtype)
         elif top.isna().all():
             # An all-missing column says nothing about its dtype and must not widen the background's text or dates.
             top = bottom.iloc[:0].reindex(range(len(top)))

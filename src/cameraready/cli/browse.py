@@ -81,6 +81,7 @@ def show_method(
     out = terminal.console()
     _print_card(out, card)
     _print_shipped(out, card, found)
+    _print_own(out, card)
     if card.example:
         out.print("Use", style="bold")
         out.print("\n".join(f"  {line}" for line in card.example.splitlines()))
@@ -142,6 +143,23 @@ def _print_card(out: Console, card: Card) -> None:
 def _upstream(name: str, url: str, suffices: str) -> str:
     place = f" ({url})" if url else ""
     return f"{name}{place}. It suffices when: {suffices}" if suffices else f"{name}{place}"
+
+
+def _print_own(out: Console, card: Card) -> None:
+    """What the reader's own method must look like, and which workloads of theirs the study takes."""
+    if not (card.own_arm or card.accepts):
+        return
+    from cameraready.cli.terminal import paragraph
+    from cameraready.evidence.study import ACCEPTED
+
+    out.print("Your own", style="bold")
+    lines = [("--with", card.own_arm), *(("--on", ACCEPTED.get(kind, kind)) for kind in card.accepts)]
+    last = ""
+    for option, text in lines:
+        if text:
+            out.print(paragraph(text, out.width, " " * 10, first=f"  {option if option != last else '':<8}"))
+            last = option
+    out.print()
 
 
 def _print_shipped(out: Console, card: Card, found: dict[str, Any] | None) -> None:

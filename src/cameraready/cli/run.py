@@ -55,7 +55,7 @@ def run_methods(
     """Put a method to the test, or all of a room.
 
     The first line printed is the answer; progress goes to stderr. Exit code 0 whatever the verdicts, 1 after an
-    error, 2 if the command cannot be carried out as written.
+    error or if no trial finished, 2 if the command cannot be carried out as written.
     """
     if tier not in TIERS:
         raise BadUsage(f"--tier must be smoke, desk or full, got {tier!r}")
@@ -118,6 +118,12 @@ def _run_each(
             else:
                 page = write_run(finished, out, alone=len(methods) == 1)
                 done.append(_tell_result(finished, page, title, as_json))
+                if _nothing_finished(finished) and not _was_interrupted(finished):
+                    failing.say(
+                        f"{title or method}: no trial finished, so there is nothing to judge; the report shows why."
+                    )
+                    codes.append(failing.ERROR)
+                    continue
                 if open_page:
                     webbrowser.open(page.absolute().as_uri())
                 if _was_interrupted(finished):
@@ -207,6 +213,13 @@ def _tell_result(result: Result, page: Path, title: str, as_json: bool) -> dict[
 
 def _was_interrupted(result: Result) -> bool:
     return result.interrupted
+
+
+def _nothing_finished(result: Result) -> bool:
+    """Whether no trial of the run returned rows, though some failed or did not run."""
+    rows = result.rows
+    some = "status" in rows.columns and (rows["status"] == "done").any()
+    return not some and (bool(result.failures) or result.incomplete)
 
 
 def _refuted(entry: dict[str, Any]) -> bool:

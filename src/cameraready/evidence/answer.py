@@ -11,9 +11,9 @@ import polars as pl
 
 from cameraready.evidence.measures.blocks import done, with_engine_columns
 from cameraready.evidence.outcomes import Verdict
-from cameraready.evidence.rules import significant
+from cameraready.evidence.rules import MIN_BLOCKS, significant
 from cameraready.evidence.study import Answer, Study
-from cameraready.evidence.verdicts import MIN_BLOCKS, Evidence, evidence, workloads_in
+from cameraready.evidence.verdicts import UNCOMPUTABLE, Evidence, evidence, why_uncomputable, workloads_in
 
 Advice = Literal["better", "worse", "tie"]
 
@@ -56,7 +56,7 @@ def answer(
 
     The largest level of the answer's `by` that has enough blocks leads; smaller levels are named where they advise
     something else. Each workload gets a clause, the first one in full. With fewer than ten blocks the sentence says
-    that it is too early to say.
+    that it is too early to say. An answer that cannot be computed from the rows is a sentence that says why.
 
     Parameters
     ----------
@@ -70,10 +70,17 @@ def answer(
     plan = study.answer
     if plan is None:
         return _summed_up(verdicts)
+    try:
+        return _answer(study, plan, frame, unavailable or {})
+    except (*UNCOMPUTABLE, LookupError, AttributeError) as error:  # the last two from a template
+        return f"There is no answer: {why_uncomputable(error)}."
+
+
+def _answer(study: Study, plan: Answer, frame: pl.DataFrame, unavailable: Mapping[str, str]) -> str:
     wanted = [w for w in workloads_in(frame) if plan.workloads is None or w in plan.workloads]
     if not wanted:
         return "Nothing to say yet: no trial has finished on a workload that the answer is about."
-    findings = {w: _findings(study, plan, frame, w, unavailable or {}) for w in wanted}
+    findings = {w: _findings(study, plan, frame, w, unavailable) for w in wanted}
     if not any(finding.advice for found in findings.values() for finding in found):
         reasons = {w: _why_not(found) for w, found in findings.items()}
         if len(set(reasons.values())) == 1:
@@ -85,7 +92,7 @@ def answer(
     for workload in wanted:
         clauses.append(_clause(study, plan, workload, findings[workload], first=not clauses, alone=len(wanted) == 1))
     sentence = "; ".join(clauses)
-    missing = [arm for arm in unavailable or {} if arm not in getattr(plan.measure, "exclude", ())]
+    missing = [arm for arm in unavailable if arm not in getattr(plan.measure, "exclude", ())]
     if missing:
         sentence += f" (without {_joined(missing)}, not available here)"
     return sentence[0].upper() + sentence[1:] + "."

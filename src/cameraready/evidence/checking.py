@@ -13,32 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import polars as pl
-
-from cameraready.evidence.answer import answer as make_answer
 from cameraready.evidence.execution import environments
 from cameraready.evidence.execution.ledger import Ledger
 from cameraready.evidence.execution.worker import Job
-from cameraready.evidence.outcomes import Failure, Outcome, Trial, Verdict
+from cameraready.evidence.findings import NO_VERDICT, collect, find
 from cameraready.evidence.planning import (
-    OWN,
     Load,
     Plan,
     Selection,
     dry_plan,
     own_arms,
-    relevant,
     seed_list,
     workloads_of,
 )
-from cameraready.evidence.results import Result, commit_of, environment, make_frame
-from cameraready.evidence.running import run_plan
-from cameraready.evidence.study import Answer, Claim, Study, Tier, Untested
+from cameraready.evidence.results import Result, commit_of, environment
+from cameraready.evidence.running import Conduct, run_plan
+from cameraready.evidence.study import Study, Tier
 from cameraready.evidence.subject import Subject, UsageError, load_subject
-from cameraready.evidence.verdicts import judge
 
 Progress = Callable[[str], None]
-NO_VERDICT = "the smoke tier proves that a study runs and gives no verdict"
 
 
 def check(
@@ -129,6 +122,12 @@ def check(
         device=device,
         dtype=dtype,
     )
+    settled = _settled(study, selection, loads)
+    if settled and len(settled) == len(loads) and not dry_run:
+        return _settled_result(
+            subject, tier, settled, loads, command or call_of(method, on, tier, selection, seeds, minutes)
+        )
+    loads = [load for load in loads if load.name not in settled] or loads
     planned_arms = selection.arms_planned(loads)
     if dry_run:
         with Ledger.open(ledger) as store:
@@ -149,7 +148,7 @@ def check(
     where.update(
         {f"peer {p.name}": p.requirement for arm in planned_arms - selection.without for p in study.peers_of(arm)}
     )
-    command = command or _command(method, on, tier, selection, seeds, minutes)
+    command = command or call_of(method, on, tier, selection, seeds, minutes)
     job = Job(
         study=subject.reference,
         specs={load.name: load.spec for load in loads},
@@ -197,38 +196,27 @@ def check(
             store.end_run(run, status)
         outcomes = store.outcomes([t.key for t in trials])
 
-    rows, failures = _collect(study, trials, outcomes)
-    notes += [
-        f"{name} could not be prepared: {why.strip().splitlines()[-1]}" for name, why in conduct.unprepared.items()
-    ]
+    rows, failures = collect(study, trials, outcomes)
     missing = [t for t in trials if t.key not in outcomes]
+    if not outcomes and {t.workload for t in trials} <= conduct.unprepared.keys():
+        raise UsageError("; ".join(_unprepared(conduct)))
+    notes += _unprepared(conduct) + conduct.notes
     if missing:
         why = "interrupted" if conduct.interrupted else "out of time" if conduct.ran_out else "broken off"
         notes.append(
-            f"{why} after {len(trials) - len(missing)} of {len(trials)} trials; the same command goes on from here"
+            f"{why} after {len(trials) - len(missing)} of {len(trials)} trials; the same call goes on from here"
         )
-    notes += [
-        f"the rule of claim {c.label} was changed: {c.changed}"
-        for c in study.claims
-        if isinstance(c, Claim) and c.changed
-    ]
-    claims_here, elsewhere = _claims_of_this_run(selection.claims, loads)
-    if elsewhere:
-        notes.append(f"claims {', '.join(elsewhere)} are about other workloads and were not part of this run")
-    judged = replace(study, claims=claims_here, answer=_answer_of_this_run(study.answer, loads))
-    verdicts = [_mark_provisional(v, judged, missing) for v in judge(judged, rows, unavailable=unavailable)]
-    answer = make_answer(judged, rows, verdicts=verdicts, unavailable=unavailable)
+    findings = find(study, selection, loads, rows, missing, unavailable)
+    told = findings.answer
     if tier == "smoke":
-        verdicts = [
-            v if v.verdict == "untested" else replace(v, verdict="inconclusive", reason=NO_VERDICT) for v in verdicts
-        ]
-        answer = f"The study runs: {len(trials)} trials, {len(failures)} of them failed; {NO_VERDICT}"
+        lost_trials = f"{len(failures)} of them failed" if failures else "none of them failed"
+        told = f"{len(trials) - len(missing)} of {len(trials)} trials ran, {lost_trials}; {NO_VERDICT}"
     return Result(
         card=subject.card,
         study=study,
         tier=tier,
-        answer=answer,
-        claims=verdicts,
+        answer=told if not settled else " ".join([*settled.values(), told]),
+        claims=findings.verdicts,
         rows=rows,
         failures=failures,
         workloads=[load.describe() for load in loads],
@@ -237,7 +225,7 @@ def check(
         commit=commit_of(subject.folder),
         started=stamp,
         seconds=time.monotonic() - started,
-        notes=notes,
+        notes=notes + findings.notes,
         incomplete=bool(missing),
         interrupted=conduct.interrupted,
         reference=subject.reference,
@@ -260,83 +248,42 @@ def _build_peers(subject: Subject, arms: Iterable[str], say: Progress) -> dict[s
     return lost
 
 
-def _collect(
-    study: Study, trials: Sequence[Trial], outcomes: Mapping[str, Outcome]
-) -> tuple[pl.DataFrame, list[Failure]]:
-    records: list[dict[str, Any]] = []
-    failures: list[Failure] = []
-    for trial in trials:
-        outcome = outcomes.get(trial.key)
-        if outcome is None:
-            continue
-        head = {"workload": trial.workload, **trial.condition, "seed": trial.seed}
-        tail = {
-            "trial": trial.key[:12],
-            "status": outcome.status,
-            "trial_seconds": round(float(outcome.seconds), 6),
-            "trial_peak_mb": round(float(outcome.peak_mb), 1),
-        }
-        if outcome.status == "done":
-            records.extend({**head, **row, **tail} for row in outcome.rows)
-        else:
-            error = outcome.error.strip()
-            records.append({**head, **tail, "failure": error.splitlines()[-1] if error else ""})
-            failures.append(
-                Failure(
-                    trial.workload,
-                    trial.arm,
-                    trial.block,
-                    trial.seed,
-                    dict(trial.condition),
-                    outcome.status,
-                    outcome.error,
-                )
-            )
-    frame = make_frame(records) if records else pl.DataFrame(schema={"workload": pl.String, "status": pl.String})
-    absent = [name for name in (study.arms, study.block, "status") if name not in frame.columns]
-    return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in absent), failures
+def _unprepared(conduct: Conduct) -> list[str]:
+    return [f"{name} could not be prepared: {why.strip().splitlines()[-1]}" for name, why in conduct.unprepared.items()]
 
 
-def _mark_provisional(verdict: Verdict, study: Study, missing: Sequence[Trial]) -> Verdict:
-    """Provisional: trials that the claim looks at have not run yet."""
-    claim = next(c for c in study.claims if c.label == verdict.label)
-    if not isinstance(claim, Claim):
-        return verdict
-    for workload in {t.workload for t in missing} if verdict.workload in ("all", "") else {verdict.workload}:
-        waiting = [t.condition for t in missing if t.workload == workload]
-        if waiting and relevant(study, claim, workload, waiting):
-            return replace(verdict, provisional=True)
-    return verdict
+def _settled(study: Study, selection: Selection, loads: Sequence[Load]) -> dict[str, str]:
+    """The user's workloads on which there is nothing to find out, and the sentence that says why.
 
-
-def _claims_of_this_run(
-    claims: Sequence[Claim | Untested], loads: Sequence[Load]
-) -> tuple[list[Claim | Untested], list[str]]:
-    """The claims that some workload of the run can speak to, and the labels of the others.
-
-    Among a claim's workloads, ``"own"`` stands for every workload of the user's.
+    They are opened here, before anything else is done, so that a table without its column is told at once.
     """
-    names = {load.name for load in loads}
-    here: list[Claim | Untested] = []
-    elsewhere: list[str] = []
-    for claim in claims:
-        if isinstance(claim, Claim) and claim.workloads is not None:
-            claim = replace(claim, workloads=_with_own(claim.workloads, loads))
-            if not names.intersection(claim.workloads or ()):
-                elsewhere.append(claim.label)
-                continue
-        here.append(claim)
-    return here, elsewhere
+    if study.settled is None:
+        return {}
+    sentences = {
+        load.name: study.settled(study.open(load.spec), selection.conditions(load)) for load in loads if load.own
+    }
+    return {name: sentence for name, sentence in sentences.items() if sentence}
 
 
-def _answer_of_this_run(wanted: Answer | None, loads: Sequence[Load]) -> Answer | None:
-    if wanted is None or wanted.workloads is None:
-        return wanted
-    return replace(wanted, workloads=_with_own(wanted.workloads, loads))
-
-
-def _with_own(names: Sequence[str], loads: Sequence[Load]) -> list[str]:
-    return [*names, *(load.name for load in loads if load.own and OWN in names)]
+def _settled_result(
+    subject: Subject, tier: str, settled: Mapping[str, str], loads: Sequence[Load], command: str
+) -> Result:
+    rows, failures = collect(subject.study, [], {})
+    return Result(
+        card=subject.card,
+        study=subject.study,
+        tier=tier,
+        answer=" ".join(settled.values()),
+        claims=[],
+        rows=rows,
+        failures=failures,
+        workloads=[load.describe() for load in loads],
+        command=command,
+        commit=commit_of(subject.folder),
+        notes=["nothing had to be run"],
+        reference=subject.reference,
+        _open_component=_component_opener(subject.study, loads[0]),
+    )
 
 
 def _component_opener(study: Study, load: Load) -> Callable[[], Any] | None:
@@ -346,24 +293,25 @@ def _component_opener(study: Study, load: Load) -> Callable[[], Any] | None:
     return lambda: build(study.open(load.spec))
 
 
-def _command(method: str, on: Any, tier: str, selection: Selection, seeds: Any, minutes: float | None) -> str:
-    parts = ["cameraready", "run", method]
-    for item in [] if on is None else on if isinstance(on, list) else [on]:
-        parts += ["--on", item if isinstance(item, str) else f"<{type(item).__name__}>"]
-    parts += [] if tier == "desk" else ["--tier", tier]
-    for option, values in (
-        ("--with", selection.own),
-        ("--without", sorted(selection.without)),
-        ("--set", [f"{name}={json.dumps(value)}" for name, value in selection.changes.items()]),
-        ("--claim", selection.only or ()),
-    ):
-        for value in values:
-            parts += [option, str(value)]
-    parts += [] if seeds is None else ["--seeds", str(seeds)]
-    parts += [] if selection.device == "cpu" else ["--device", selection.device]
-    parts += ["--dtype", selection.dtype] if selection.dtype else []
-    parts += [] if minutes is None else ["--max-minutes", f"{minutes:g}"]
-    return shlex.join(parts)
+def call_of(method: str, on: Any, tier: str, selection: Selection, seeds: Any, minutes: float | None) -> str:
+    """The command that does the same, or the Python call where objects were given."""
+    items = [] if on is None else on if isinstance(on, list) else [on]
+    options: list[tuple[str, Any]] = [("--on", item) for item in items]
+    options += [] if tier == "desk" else [("--tier", tier)]
+    options += [("--with", name) for name in selection.own]
+    options += [("--without", name) for name in sorted(selection.without)]
+    options += [("--set", f"{name}={json.dumps(value)}") for name, value in selection.changes.items()]
+    options += [("--claim", item) for item in selection.only or ()]
+    options += [] if seeds is None else [("--seeds", seeds)]
+    options += [] if selection.device == "cpu" else [("--device", selection.device)]
+    options += [("--dtype", selection.dtype)] if selection.dtype else []
+    options += [] if minutes is None else [("--max-minutes", f"{minutes:g}")]
+    if all(isinstance(item, str) for item in items):
+        return shlex.join(
+            ["cameraready", "run", method, *itertools.chain.from_iterable((o, str(v)) for o, v in options)]
+        )
+    given = ", ".join(f"{name.lstrip('-').replace('max-', '')}={value!r}" for name, value in options if name != "--on")
+    return f"cameraready.check({method!r}, on=..., {given})" if given else f"cameraready.check({method!r}, on=...)"
 
 
 def _say(text: str) -> None:

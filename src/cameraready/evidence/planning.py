@@ -118,6 +118,10 @@ class Selection:
             raise UsageError(
                 f"there is no arm {', '.join(unknown_arms)}; arms: {', '.join(sorted(self._known_arms()))}"
             )
+        if self._known_arms() and study.method not in self._known_arms():
+            raise UsageError(
+                f"the study names {study.method!r} as its method, but plans only {listed(sorted(self._known_arms()))}"
+            )
         if self.subject.study.method in self.without:
             raise UsageError(f"{self.subject.study.method} is the method under test and cannot be left out")
 
@@ -125,12 +129,12 @@ class Selection:
         """Arms that conditions name; empty where they appear in rows only."""
         study = self.subject.study
         tiers = [tier for tier in get_args(Tier) if tier in study.workloads]
-        plans = (study.plan(tier, name) for tier in tiers for name in study.workloads[tier] or [OWN])
+        plans = (_planned(study, tier, name) for tier in tiers for name in study.workloads[tier] or [OWN])
         return {str(c[study.arms]) for plan in plans for c in plan if study.arms in c}
 
     def conditions(self, load: Load) -> list[dict[str, Any]]:
         study = self.subject.study
-        found = [dict(c) for c in study.plan(self.tier, OWN if load.own else load.name)]
+        found = _planned(study, self.tier, OWN if load.own else load.name)
         usable = {name for condition in found for name in condition} - {study.arms}
         unknown = sorted(set(self.changes) - usable)
         if unknown and found:
@@ -143,6 +147,9 @@ class Selection:
     def _changed(self, condition: dict[str, Any]) -> Iterable[dict[str, Any]]:
         names = [name for name in self.changes if name in condition]
         grids = [v if isinstance(v := self.changes[name], list | tuple) else [v] for name in names]
+        for name, value in ((n, v) for n, grid in zip(names, grids, strict=True) for v in grid):
+            if _kind(value) != _kind(condition[name]):
+                raise UsageError(f"{name} is {_kind(condition[name])} in the plan, got {value!r}")
         for values in itertools.product(*grids):
             yield {**condition, **dict(zip(names, values, strict=True))}
 
@@ -171,7 +178,8 @@ class Selection:
         code = self.subject.code
         conditions = self.conditions(load)
         if self.only is not None:
-            conditions = _needed(study, self.claims, OWN if load.own else load.name, conditions)
+            name = OWN if load.own else load.name
+            conditions = _needed(study, self.claims, name, conditions, frozenset(self.own))
         arms = {str(condition.get(study.arms, "")) for condition in conditions}
         planned_as = {arm: study.method if arm in self.own else arm for arm in arms}
         versions = {arm: key.arm_versions(study, planned_as[arm], self.subject.folder) for arm in arms}
@@ -212,25 +220,55 @@ class Selection:
         return found
 
 
+def _planned(study: Study, tier: Tier, workload: str) -> list[dict[str, Any]]:
+    """The plan's conditions, checked: dicts of JSON values."""
+    where = f"plan({tier!r}, {workload!r})"
+    conditions = study.plan(tier, workload)
+    if conditions is None or isinstance(conditions, str | Mapping):
+        raise UsageError(f"{where} must return or yield dicts, got {type(conditions).__name__}")
+    found = []
+    for condition in conditions:
+        if not isinstance(condition, Mapping):
+            raise UsageError(f"{where} must yield dicts of JSON values, got {condition!r}")
+        for name, value in condition.items():
+            try:
+                json.dumps(value)
+            except TypeError:
+                raise UsageError(f"{where} yields {name}={value!r}; conditions hold JSON values") from None
+        found.append(dict(condition))
+    return found
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, int | float) else "text" if isinstance(value, str) else "another value"
+
+
 def _in_turns(blocks: list[list[Trial]]) -> list[list[Trial]]:
     starts = range(0, len(blocks), MIN_BLOCKS)
     return [list(itertools.chain.from_iterable(blocks[start : start + MIN_BLOCKS])) for start in starts]
 
 
 def _needed(
-    study: Study, claims: Sequence[Any], workload: str, conditions: list[dict[str, Any]]
+    study: Study, claims: Sequence[Any], workload: str, conditions: list[dict[str, Any]], own: frozenset[str]
 ) -> list[dict[str, Any]]:
-    """The conditions whose rows some claim looks at; where that depends on what a trial measures, the trial is needed."""
+    """The conditions whose rows some claim looks at; where that depends on what a trial measures, the trial is needed.
+
+    The user's own arms are needed wherever the method is.
+    """
+    as_method = [{**c, study.arms: study.method} if c.get(study.arms) in own else c for c in conditions]
     kept = [False] * len(conditions)
     for claim in claims:
         if not isinstance(claim, Claim):
             continue
-        for index in relevant(study, claim, workload, conditions):
+        for index in relevant(study, claim, workload, as_method):
             kept[index] = True
     return [condition for condition, keep in zip(conditions, kept, strict=True) if keep]
 
 
 def relevant(study: Study, claim: Claim, workload: str, conditions: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Indices of the conditions whose rows `claim` looks at on `workload`."""
     if claim.workloads is not None and workload not in claim.workloads:
         return []
     if not conditions:

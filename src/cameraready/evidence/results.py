@@ -30,7 +30,7 @@ _CLAIM_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The outcome of putting a method to the test.
 
@@ -127,7 +127,10 @@ class Result:
     def __str__(self) -> str:
         lines = [self.answer]
         lines += [f"  {v.label:>4}  {v.verdict:<12}  {v.workload}  {v.claim}" for v in self.claims_shown]
+        lines += [f"Note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    __repr__ = __str__  # a REPL shows the answer, not card, study and rows
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

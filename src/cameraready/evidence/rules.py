@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+#: Fewer blocks than this give no verdict.
+MIN_BLOCKS = 10
+
 #: yes: the whole interval obeys the rule. no: the whole interval breaks it. open: neither.
 Judgement = Literal["yes", "no", "open"]
 

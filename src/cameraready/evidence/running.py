@@ -25,6 +25,7 @@ class Conduct:
     interrupted: bool = False
     ran_out: bool = False
     unprepared: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def run_plan(
@@ -49,7 +50,7 @@ def run_plan(
     """
     conduct = Conduct()
     started = time.monotonic()
-    with _progress(trials, store, quiet) as on_outcome:
+    with _progress(trials, store, minutes, quiet) as on_outcome:
         for stage, share in _stages(trials, minutes):
             left = None if minutes is None else minutes * share - (time.monotonic() - started) / 60
             if left is not None and left <= 0:
@@ -69,6 +70,7 @@ def run_plan(
                 in_process=in_process,
             )
             conduct.ran_out |= summary.ran_out
+            conduct.notes += summary.notes
             if summary.interrupted:
                 conduct.interrupted = True
                 break
@@ -126,12 +128,14 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _progress(trials: Sequence[Trial], store: Ledger, quiet: bool) -> Iterator[pool.OnOutcome | None]:
+def _progress(
+    trials: Sequence[Trial], store: Ledger, minutes: float | None, quiet: bool
+) -> Iterator[pool.OnOutcome | None]:
     if quiet:
         yield None
         return
     from cameraready.evidence.execution.progress import progress
 
     waiting = len(trials) - len(store.finished(t.key for t in trials))
-    with progress(waiting) as on_outcome:
+    with progress(waiting, None if minutes is None else 60 * minutes) as on_outcome:
         yield on_outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,18 @@ Row = Mapping[str, Any]
 
 #: Columns that the engine adds to every row; a trial must not return them.
 ENGINE_COLUMNS = ("workload", "seed", "trial", "status", "failure", "trial_seconds", "trial_peak_mb")
+
+
+#: What `Study.accepts` may hold, in words.
+ACCEPTED = {
+    "table": "a table with the column to predict (data.csv:COLUMN; .csv, .tsv, .parquet, .jsonl)",
+    "model": "a model file (LightGBM .txt, XGBoost .json or .ubj, .skops, .onnx), with its rows as "
+    "model.json:data=rows.csv,target=COLUMN",
+    "object": "an object of yours (package.module:object)",
+    "hf": "a Hugging Face model (hf:Qwen/Qwen3-0.6B)",
+    "gym": "a Gymnasium environment (gym:Hopper-v5)",
+    "value": "from Python, the objects themselves (check(..., on=objects))",
+}
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,21 @@ class Answer:
     where: pl.Expr | None = None
     workloads: Sequence[str] | None = None
 
+    def check_templates(self) -> None:
+        """Raises ValueError for a template with a placeholder that is not filled in."""
+        known = ("estimate", "low", "high", "peer", "blocks", "workload", "level")
+        for which in ("better", "worse", "tie", "by_label"):
+            fields = ("level",) if which == "by_label" else known
+            template = getattr(self, which)
+            try:
+                used = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+            except ValueError as error:
+                raise ValueError(f"the answer's template {which!r} cannot be read ({error}): {template!r}") from None
+            for name in used:
+                if name not in fields:
+                    listed = ", ".join(f"{{{each}}}" for each in fields)
+                    raise ValueError(f"the answer's template {which!r} has the unknown {{{name}}}; known: {listed}")
+
 
 @dataclass(frozen=True)
 class Study:
@@ -198,6 +226,9 @@ class Study:
         Kinds of spec that `open` takes beside shipped names: ``"table"``, ``"model"``, ``"object"``, ``"hf"``, ``"gym"``, ``"value"``.
     own_arm : str
         What a user's own method (``--with``) must be; a sentence.
+    settled : callable, optional
+        ``settled(workload, conditions) -> text``: for a user's workload on which there is nothing to find out (the
+        problem is solved exactly within the budget, say) a sentence that tells so instead of a run; else empty.
     component : callable, optional
         ``component(workload) -> object`` ready to use on that workload (``result.component``).
     covers : str
@@ -225,6 +256,7 @@ class Study:
     peers: Sequence[Peer] = ()
     accepts: Sequence[str] = ()
     own_arm: str = ""
+    settled: Callable[[Any, Sequence[Condition]], str] | None = None
     component: Callable[[Any], Any] | None = None
     covers: str = ""
     covers_own: str = ""
@@ -246,6 +278,25 @@ class Study:
         names = [peer.name for peer in self.peers]
         if len(set(names)) != len(names):
             raise ValueError(f"peers share a name: {', '.join(names)}")
+        for tier, count in self.seeds.items():
+            if count < 1:
+                raise ValueError(f"seeds of tier {tier!r} must be at least 1, got {count}")
+        self._check_workloads_of_claims()
+        if self.answer is not None:
+            self.answer.check_templates()
+
+    def _check_workloads_of_claims(self) -> None:
+        known = {name for names in self.workloads.values() for name in names} | {"own"}
+        for claim in self.claims:
+            wanted = list(claim.workloads or ()) if isinstance(claim, Claim) else []
+            # A run on the user's workloads appends their names to a claim that is about "own".
+            stated = wanted[: wanted.index("own")] if "own" in wanted else wanted
+            unknown = [name for name in stated if name not in known]
+            if unknown:
+                raise ValueError(
+                    f"claim {claim.label} is about {', '.join(unknown)}, which the study does not have; its workloads:"
+                    f" {', '.join(sorted(known))}"
+                )
 
     def runs_alone(self, condition: Condition) -> bool:
         return self.alone(condition) if callable(self.alone) else self.alone

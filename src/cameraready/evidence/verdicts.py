@@ -12,14 +12,14 @@ from cameraready.evidence.intervals import interval
 from cameraready.evidence.measures import BlockTable, Measure, MissingColumn, Violations
 from cameraready.evidence.measures.blocks import arms_in, done, require_columns, with_engine_columns
 from cameraready.evidence.outcomes import Verdict, VerdictWord
-from cameraready.evidence.rules import Always, Judgement
+from cameraready.evidence.rules import MIN_BLOCKS, Always, Judgement
 from cameraready.evidence.study import Claim, Study, Untested
-
-#: Fewer blocks than this give no verdict.
-MIN_BLOCKS = 10
 
 #: Name of the workload of a pooled verdict.
 ALL = "all"
+
+#: What a claim that does not fit the rows can raise.
+UNCOMPUTABLE = (ValueError, TypeError, pl.exceptions.PolarsError)
 
 Planned = Mapping[tuple[str, str], int] | Mapping[str, int]
 
@@ -81,10 +81,10 @@ def judge(
     list of Verdict
         In the order of the claims; within a claim the workloads as they appear in `frame`, then ``"all"``.
 
-    Raises
-    ------
-    ValueError
-        When a claim pairs a census with another rule than `always`, or a column of a measure holds no numbers.
+    Notes
+    -----
+    A claim that cannot be computed (text in a measured column, a `where` that is no condition, a census with another
+    rule than `always`) is "untested", its reason says why, and the other claims are judged.
     """
     unavailable = unavailable or {}
     verdicts: list[Verdict] = []
@@ -92,9 +92,12 @@ def judge(
         if isinstance(claim, Untested):
             verdicts.append(_untested(claim))
             continue
-        _check_pairing(claim)
         present = workloads_in(frame)
         wanted = [w for w in present if claim.workloads is None or w in claim.workloads]
+        if _mispaired(claim):
+            reason = "violations() goes with always(), and always() with nothing else"
+            verdicts.append(_verdict(claim, "", Evidence(untested=reason), None))
+            continue
         if not wanted:
             needs = ", ".join(claim.workloads or ())
             reason = f"this run has none of its workloads: {needs}" if needs else "this run has no rows"
@@ -122,13 +125,37 @@ def evidence(
     where: pl.Expr | None,
     unavailable: Mapping[str, str],
 ) -> Evidence:
-    """What the rows of `workload` that satisfy `where` say about `measure`."""
+    """What the rows of `workload` that satisfy `where` say about `measure`; untested where they cannot be computed with."""
+    try:
+        return _evidence(study, frame, measure, workload, where, unavailable)
+    except UNCOMPUTABLE as error:
+        return Evidence(untested=why_uncomputable(error))
+
+
+def why_uncomputable(error: Exception) -> str:
+    """The first line of an error, as a reason: polars appends its query plan."""
+    first = next(iter(str(error).strip().splitlines()), "").rstrip(".: ")
+    is_sentence = isinstance(error, ValueError) and bool(first)
+    return first if is_sentence else f"it cannot be computed from the rows: {first or type(error).__name__}"
+
+
+def _evidence(
+    study: Study,
+    frame: pl.DataFrame,
+    measure: Measure,
+    workload: str,
+    where: pl.Expr | None,
+    unavailable: Mapping[str, str],
+) -> Evidence:
     rows = with_engine_columns(frame.filter(pl.col("workload").cast(pl.String) == workload))
     if where is not None:
         try:
             rows = _with_columns(rows, where.meta.root_names())
         except MissingColumn as error:
             return Evidence(untested=str(error))
+        kind = rows.select(where.alias("_")).to_series().dtype
+        if kind not in (pl.Boolean, pl.Null):
+            return Evidence(untested=f"its `where` is no condition: it gives {kind}, not true or false")
         # A failed trial counts unless its condition rules it out: what it would have returned is unknown, not false.
         rows = rows.filter(pl.when(done()).then(where.fill_null(False)).otherwise(where.fill_null(True)))
     if rows.is_empty():
@@ -225,7 +252,11 @@ def pool(measure: Measure, each: Mapping[str, Evidence]) -> Evidence:
 
 
 def _pooled(claim: Claim, each: Mapping[str, Evidence], planned: int | None) -> Verdict:
-    verdict = _verdict(claim, ALL, pool(claim.measure, each), planned)
+    try:
+        found = pool(claim.measure, each)
+    except UNCOMPUTABLE as error:
+        found = Evidence(untested=why_uncomputable(error))
+    verdict = _verdict(claim, ALL, found, planned)
     return replace(verdict, value={w: e.estimate for w, e in each.items() if e.estimate is not None})
 
 
@@ -303,9 +334,8 @@ def _untested(claim: Untested) -> Verdict:
     )
 
 
-def _check_pairing(claim: Claim) -> None:
-    if isinstance(claim.measure, Violations) != isinstance(claim.rule, Always):
-        raise ValueError(f"claim {claim.label}: violations() goes with always(), and always() with nothing else")
+def _mispaired(claim: Claim) -> bool:
+    return isinstance(claim.measure, Violations) != isinstance(claim.rule, Always)
 
 
 def _planned(planned: Planned | None, workloads: Iterable[str], claim: Claim) -> int | None:

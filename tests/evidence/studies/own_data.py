@@ -19,6 +19,11 @@ def trial(values, ctx, *, resample):
     return {"arm": "mean", "value": float(np.mean(chosen))}
 
 
+def settled(values, conditions):
+    values = values["values"] if isinstance(values, dict) else values
+    return f"all three values are {values[0]:g}" if len(values) == 3 and len(set(values)) == 1 else ""
+
+
 STUDY = Study(
     open=open_values,
     workloads={"smoke": ["five"], "desk": ["five"], "full": []},
@@ -29,5 +34,6 @@ STUDY = Study(
     block="seed",
     seeds={"smoke": 2, "desk": 12},
     accepts=["table", "value"],
+    settled=settled,
     component=lambda values: lambda: float(np.mean(values)),
 )

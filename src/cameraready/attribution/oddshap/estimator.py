@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -277,9 +277,21 @@ class Approximation:
         settings._check_low(budget)
         self.evaluate(budget)
         used = min(budget, 2**n)
-        values = self._values[:used]
-        if used == 2**n:
-            exact = shapley_of_all(self._sequence.coalitions(0, used), values)
+        # In units near the largest difference, so that squares neither vanish nor overflow; powers of two are exact.
+        exponent = _exponent(self._values[:used])
+        estimate = self._solve(budget, np.ldexp(self._values[:used], -exponent))
+        return replace(
+            estimate,
+            values=np.ldexp(estimate.values, exponent),
+            baseline=float(self._values[0]),
+            standard_errors=np.ldexp(estimate.standard_errors, exponent),
+            coefficients=np.ldexp(estimate.coefficients, exponent),
+        )
+
+    def _solve(self, budget: int, values: np.ndarray) -> ShapleyEstimate:
+        settings, n = self._settings, self._settings.n_players
+        if len(values) == 2**n:
+            exact = shapley_of_all(self._sequence.coalitions(0, len(values)), values)
             return self._additive(exact, np.zeros(n), budget, values, "exact")
         if settings._is_low(budget):
             if settings.low_budget == "tree":
@@ -332,6 +344,13 @@ class Approximation:
         # The empty and the full coalition are fitted exactly by the constraint, so the trees need not see them.
         coalitions = self._sequence.coalitions(2, len(values))
         return fit_surrogate(self._settings.surrogate, coalitions, values[2:], self._surrogate_seed)
+
+
+def _exponent(values: np.ndarray) -> int:
+    """floor(log2) of the largest |v - v(empty)|, or of the largest |v| where all are equal."""
+    halves = values / 2  # whose differences do not overflow
+    largest = np.abs(halves - halves[0]).max() or np.abs(halves).max()
+    return int(np.frexp(largest)[1])
 
 
 def _checked_budget(budget: Any) -> int:

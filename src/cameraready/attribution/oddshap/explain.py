@@ -8,12 +8,13 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from cameraready.attribution._game import MarginalGame
-from cameraready.attribution._prediction import is_tree_ensemble, prediction_function
+from cameraready.attribution._prediction import as_table, check_model, is_tree_ensemble, prediction_function
 from cameraready.attribution._tables import taken
 from cameraready.attribution.oddshap.estimator import (
     Approximation,
@@ -51,7 +52,7 @@ def explain(
     eta: int = 10,
     surrogate: Any = "boosting",
     low_budget: LowBudget = "tree",
-    seed: int = 0,
+    seed: int | None = 0,
     progress: bool | None = None,
 ) -> shap.Explanation:
     """Explain rows of a table with OddSHAP (Fumagalli et al., 2026, arXiv:2602.01399).
@@ -85,8 +86,8 @@ def explain(
         Rows drawn from a larger background by `seed`; None uses all.
     eta, surrogate, low_budget
         See `OddShap`.
-    seed : int
-        Each row draws its own coalitions from it.
+    seed : int or None
+        Each row draws its own coalitions from it; None draws others at every call.
     progress : bool, optional
         Progress on stderr; by default only if that is a terminal.
 
@@ -94,7 +95,7 @@ def explain(
     -------
     shap.Explanation
         ``values`` (n_rows, n_features), ``base_values`` (n_rows,), ``error_std`` standard errors like values (NaN where the
-        low-budget trees answered), ``data`` (numbers; text and categories as codes) and ``display_data`` (as given),
+        low-budget trees answered), ``data`` (numbers; dates as days since 1970, text and categories as codes) and ``display_data`` (as given),
         ``feature_names``. An interrupted run (Ctrl-C) returns the finished rows with an `IncompleteExplanationWarning`.
 
     Raises
@@ -109,9 +110,17 @@ def explain(
     explanation_class = _explanation_class()
     if budget != "auto" and (isinstance(budget, bool) or not isinstance(budget, (int, np.integer)) or budget < 2):
         raise ValueError(f"budget must be 'auto' or a whole number of at least 2 evaluations a row, got {budget!r}")
-    if max_seconds is not None and not max_seconds > 0:
-        raise ValueError(f"max_seconds must be positive, got {max_seconds!r}")
+    if max_seconds is not None and not (_is_number(max_seconds) and max_seconds > 0):
+        raise ValueError(f"max_seconds must be positive, or None for no limit, got {max_seconds!r}")
+    if not (_is_number(tolerance) and 0 < tolerance < math.inf):
+        raise ValueError(f"tolerance must be a positive finite number, got {tolerance!r}")
+    if seed is None:
+        seed = int(np.random.default_rng().integers(2**63))
+    elif isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed must be None or a whole number of at least 0, got {seed!r}")
+    check_model(model, X)
     if background is None:
+        X = as_table(X, "the rows to explain")
         if len(X) < 10:
             raise ValueError(
                 f"pass background= (some training rows): {len(X)} rows of X are too few to stand for absent features"
@@ -128,6 +137,7 @@ def explain(
             stacklevel=2,
         )
     n_rows, n_features = rows.shape
+    shown = _for_plots(rows)  # before the evaluations, so that what fails here costs none
     estimates: list[ShapleyEstimate] = []
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     stopped = ""
@@ -172,7 +182,7 @@ def explain(
             LowBudgetWarning,
             stacklevel=2,
         )
-    return _explanation(explanation_class, estimates, taken(rows, range(len(estimates))))
+    return _explanation(explanation_class, estimates, shown)
 
 
 def _spend(
@@ -204,14 +214,24 @@ def _accurate(estimate: ShapleyEstimate, tolerance: float) -> bool:
     return bool(estimate.standard_errors.max() <= tolerance * np.abs(estimate.values).max())  # False for NaN
 
 
-def _explanation(explanation_class: Any, estimates: list[ShapleyEstimate], rows: Any) -> Any:
-    data, shown, names = _for_plots(rows)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def _explanation(
+    explanation_class: Any,
+    estimates: list[ShapleyEstimate],
+    rows_for_plots: tuple[np.ndarray, np.ndarray | None, list[str]],
+) -> Any:
+    """The finished rows, which are the first of those prepared for plots."""
+    data, shown, names = rows_for_plots
+    n = len(estimates)
     return explanation_class(
         values=np.array([estimate.values for estimate in estimates]),
         base_values=np.array([estimate.baseline for estimate in estimates]),
         error_std=np.array([estimate.standard_errors for estimate in estimates]),
-        data=data,
-        display_data=shown,
+        data=data[:n],
+        display_data=None if shown is None else shown[:n],
         feature_names=names,
     )
 
@@ -228,21 +248,44 @@ def _for_plots(rows: Any) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
         return np.column_stack(columns).astype(float), None, names
     shown = np.empty((len(rows), len(names)), dtype=object)
     for j, column in enumerate(columns):
-        shown[:, j] = column
+        # NumPy turns dates in nanoseconds into integers, those in microseconds into datetimes.
+        shown[:, j] = column.astype(f"{column.dtype.kind}8[us]") if column.dtype.kind in "mM" else column
     return np.column_stack([_as_numbers(column) for column in columns]), shown, names
 
 
 def _as_numbers(column: np.ndarray) -> np.ndarray:
     if column.dtype.kind in "biuf":
         return column.astype(float)
+    if column.dtype.kind in "mM":
+        days = column.astype(f"{column.dtype.kind}8[us]").astype(float) / 86_400e6
+        return np.where(np.isnat(column), np.nan, days)
+    present = np.array([not _is_missing(value) for value in column.tolist()], dtype=bool)
+    found = np.full(len(column), np.nan)
+    kept = column[present]
+    if all(isinstance(value, date) for value in kept):
+        found[present] = [_days(value) for value in kept]
+        return found
     try:
-        return column.astype(float)  # numbers and None in an object column
-    except (TypeError, ValueError):
-        pass  # text, categories, dates: codes in order of their text
-    text = np.array(["" if value is None or value != value else str(value) for value in column.tolist()])
-    codes = np.unique(text, return_inverse=True)[1].astype(float)
-    codes[text == ""] = np.nan
-    return codes
+        found[present] = kept.astype(float)  # numbers in an object column
+    except (TypeError, ValueError):  # text, categories: codes in order of their text
+        found[present] = np.unique([str(value) for value in kept], return_inverse=True)[1]
+    return found
+
+
+def _is_missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas.NA is neither
+        return True
+    except ValueError:  # an array in a cell
+        return False
+
+
+def _days(value: date) -> float:
+    """Days since 1970, of times without a zone as if in UTC."""
+    if not isinstance(value, datetime):
+        return float(value.toordinal() - date(1970, 1, 1).toordinal())
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() / 86_400
 
 
 def _explanation_class() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,8 @@ def trial(
         return speed(workload, ctx, range(first, first + 5), budget)
     if instance >= workload.n_instances:
         return []  # a table with fewer rows than the plan has instances
+    if part == "accuracy" and 2**workload.n_players <= budget:
+        return []  # every coalition fits into the budget: what is left is rounding
     if part == "identities":
         return [{"estimator": "oddshap", **identities.gaps(workload, instance)}]
     game = CountedGame(workload.game(instance), workload.n_players, cache=False)
@@ -173,6 +175,8 @@ def trial(
     seconds = time.perf_counter() - started
     if values.shape != (workload.n_players,):
         raise ValueError(f"{estimator} returned shape {values.shape}, expected ({workload.n_players},)")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{estimator} returned NaN or infinite values")
     if game.evaluations > budget:
         raise ValueError(f"{estimator} evaluated the game {game.evaluations} times, more than its budget of {budget}")
     truth = ctx.prepared["values"][instance]
@@ -231,6 +235,17 @@ def prepare(workload: Workload, ctx: Context) -> Mapping[str, np.ndarray]:
     return reference_values(workload)
 
 
+def settled(workload: Workload, conditions: Sequence[Mapping[str, Any]]) -> str:
+    """Nothing can be compared where every budget of the plan covers all coalitions."""
+    coalitions = 2**workload.n_players
+    if coalitions > min(condition["budget"] for condition in conditions):
+        return ""
+    return (
+        f"{workload.name} has {workload.n_players} features: all {coalitions} sets of them can be evaluated, so Shapley values"
+        f" are exact and there is nothing to choose; use explain(model, rows), or any exact method"
+    )
+
+
 # --- claims ---------------------------------------------------------------------------------------------------------
 
 ACCURACY = pl.col("part") == "accuracy"
@@ -272,6 +287,7 @@ STUDY = Study(
     },
     accepts=["table", "model", "object", "value"],
     own_arm="a callable (game, n_players, budget, seed) -> array of n_players values; game takes a boolean array (m, n_players) and returns (m,)",
+    settled=settled,
     component=ready_explainer,
     covers="which rows of the table are explained, for this model and this background sample",
     claims=[

@@ -227,7 +227,9 @@ def fitted_table(name: str, features: pd.DataFrame, target: pd.Series) -> Worklo
     codes = pd.DataFrame({column: _coded(features[column]) for column in features}, dtype=float)
     classes = _classes(target)
     if classes is None:
-        label, maker = target.astype(float).to_numpy(), LGBMRegressor
+        label, maker = _coded(target), LGBMRegressor
+        if not (np.abs(label) < 1e37).all():
+            raise ValueError(f"the target {target.name!r} has values of 1e37 or more, which boosted trees cannot hold")
     else:
         label, maker = (target.astype("string") == classes[-1]).astype(int).to_numpy(), LGBMClassifier
     train, test, train_label, _ = train_test_split(codes.to_numpy(), label, test_size=0.3, random_state=0)
@@ -260,11 +262,18 @@ def _coded(column: pd.Series) -> np.ndarray:
 
 def _classes(target: pd.Series) -> Sequence[str] | None:
     """The labels of a classification target, or None for a number to be regressed."""
+    if pd.api.types.is_datetime64_any_dtype(target):
+        return None
     if pd.api.types.is_numeric_dtype(target) and not pd.api.types.is_bool_dtype(target) and target.nunique() > 10:
         return None
     classes = sorted(target.astype("string").unique())
     if len(classes) < 2:
         raise ValueError(f"the target {target.name!r} has the single value {classes[0]!r}; there is nothing to explain")
+    if len(classes) > len(target) / 2:
+        raise ValueError(
+            f"the target {target.name!r} has {len(classes)} different texts in {len(target)} rows; it is an identifier, or a"
+            " number with a unit"
+        )
     return classes
 
 
@@ -280,14 +289,19 @@ def opened_model(spec: Spec) -> Workload:
 def given_objects(name: str, given: Any) -> Workload:
     """(model, X_train, X_test), or with an output as fourth: background rows from X_train, rows to explain from X_test."""
     if callable(given) and not hasattr(given, "predict"):
-        given = given()
+        try:
+            given = given()
+        except TypeError as error:
+            raise ValueError(
+                f"{name} must be (model, X_train, X_test) or a function without arguments that returns it: {error}"
+            ) from error
     if not (isinstance(given, tuple) and len(given) in (3, 4)):
         raise ValueError(
             f"{name}: expected (model, X_train, X_test) or (model, X_train, X_test, output), got {type(given).__name__}"
         )
     model, train, test = given[:3]
     output = given[3] if len(given) == 4 else None
-    predict, background, rows = prediction_function(model, train, test, output=output, background_rows=30, seed=0)
+    predict, background, rows = prediction_function(model, train, test, output=output, background_rows=10, seed=0)
     n_players = rows.shape[1]
 
     def game(instance: int) -> Game:
@@ -308,12 +322,12 @@ def given_objects(name: str, given: Any) -> Workload:
     )
 
 
-def affordable_evaluations(game: Game, n_players: int, seconds: float = 20.0) -> int:
-    """Evaluations of an unknown game that fit into `seconds`: 60,000 at most, and 5,000 at least."""
+def affordable_evaluations(game: Game, n_players: int, seconds: float = 6.0) -> int:
+    """Evaluations of an unknown game that fit into `seconds`: 60,000 at most, and 10,000 at least."""
     some = np.random.default_rng(0).random((32, n_players)) < 0.5
     started = time.perf_counter()
     game(some)
-    return int(np.clip(seconds / (time.perf_counter() - started) * len(some), 5_000, 60_000))
+    return int(np.clip(seconds / (time.perf_counter() - started) * len(some), 10_000, 60_000))
 
 
 # --- truth ----------------------------------------------------------------------------------------------------------
@@ -323,6 +337,7 @@ def reference_values(workload: Workload) -> Mapping[str, np.ndarray]:
     """Shapley values of every instance, shape (n_instances, n_players), and their standard errors (zero where exact)."""
     if workload.exact is not None:
         values = np.array([workload.exact(instance) for instance in range(workload.n_instances)])
+        _check_something_to_explain(workload, values)
         return {"values": values, "standard_errors": np.zeros_like(values)}
     pairs = [
         controlled_permutations(workload.game(i), workload.n_players, workload.reference_evaluations, seed=10_000 + i)
@@ -332,6 +347,13 @@ def reference_values(workload: Workload) -> Mapping[str, np.ndarray]:
         "values": np.array([values for values, _ in pairs]),
         "standard_errors": np.array([errors for _, errors in pairs]),
     }
+
+
+def _check_something_to_explain(workload: Workload, values: np.ndarray) -> None:
+    if workload.model is not None and not values.any():
+        raise ValueError(
+            f"the model of {workload.name} gives the same output whatever the features are: nothing to explain"
+        )
 
 
 def controlled_permutations(game: Game, n_players: int, evaluations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

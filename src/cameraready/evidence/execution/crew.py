@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pebble import ProcessExpired, ProcessPool
 
 from cameraready.evidence.execution.limits import MEMORY_EXIT
-from cameraready.evidence.execution.processes import Undertaker, WorkerContext
+from cameraready.evidence.execution.processes import Undertaker, WorkerContext, start_resource_tracker
 from cameraready.evidence.execution.worker import STACK_SIGNAL, job_path, log_path, open_workload, start_worker
 
 _TICK = 0.2  # seconds between looks at the clock while nothing happens
@@ -76,6 +76,7 @@ class Crew:
     """
 
     def __init__(self, packed: bytes, folder: Path, *, threads: int, open_timeout: float) -> None:
+        start_resource_tracker()
         job_path(folder).write_bytes(packed)
         self.folder = folder
         self.threads = threads

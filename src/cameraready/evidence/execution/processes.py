@@ -162,16 +162,22 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def start_resource_tracker() -> None:
+    """Start multiprocessing's resource tracker, if it is not running, so that it works in silence.
+
+    It removes the semaphores that killed workers leave behind, which is its job and no news to the user.
+    """
+    with _environment({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"}):
+        multiprocessing.resource_tracker.ensure_running()
+
+
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """A worker is born deaf to Ctrl-C: until it has left the terminal's process group it would die of it, with a traceback."""
     if os.name != "posix":
         yield
         return
-    # The tracker would lift the block if it were started later. It removes what killed workers leave behind, which is
-    # its job and no news to the user.
-    with _environment({"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"}):
-        multiprocessing.resource_tracker.ensure_running()
+    start_resource_tracker()  # it would lift the block if it were started later
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -45,6 +46,26 @@ def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
         raise
 
 
+def rows_of(returned: Any) -> list[Mapping[str, Any]]:
+    """What a trial returned, as rows: one for a dict, several for several, none for an empty list.
+
+    Raises
+    ------
+    TypeError
+        It returned anything else.
+    """
+    if isinstance(returned, Mapping):
+        return [returned]
+    what = "a trial returns a dict, or several"
+    if not isinstance(returned, Iterable) or isinstance(returned, str | bytes) or getattr(returned, "shape", 0) == ():
+        raise TypeError(f"the trial returned {reprlib.repr(returned)}; {what}")
+    rows = list(returned)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"the trial returned {reprlib.repr(row)} among its rows; {what}")
+    return rows
+
+
 def plain_rows(rows: Iterable[Mapping[str, Any]], condition: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows as the ledger keeps them: numpy and torch scalars become Python's; only numbers and text are allowed.
 
@@ -53,15 +74,11 @@ def plain_rows(rows: Iterable[Mapping[str, Any]], condition: Mapping[str, Any]) 
     TypeError
         A value is neither None, a bool, an integer of 64 bits, a float nor a string.
     ValueError
-        There are no rows, a column belongs to the engine, or a column contradicts the condition.
+        A column belongs to the engine, or a column contradicts the condition.
     """
     from cameraready.evidence.study import ENGINE_COLUMNS
 
     checked = [{str(name): _plain(str(name), value) for name, value in row.items()} for row in rows]
-    if not checked:
-        raise ValueError(
-            "the trial returned no rows; a trial returns a dict, or an iterable of dicts with at least one"
-        )
     for row in checked:
         for name, value in row.items():
             if name in ENGINE_COLUMNS:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cameraready.evidence.execution.limits import MemoryGuard, peak_mb, start_peak
-from cameraready.evidence.execution.storable import load_arrays, plain_rows, save_arrays
+from cameraready.evidence.execution.storable import load_arrays, plain_rows, rows_of, save_arrays
 from cameraready.evidence.outcomes import Outcome, Status, Trial
 
 if TYPE_CHECKING:
@@ -173,14 +173,15 @@ class Stage:
 
     def _run(self, trial: Trial, workload: Any, context: Context) -> Outcome:
         failure: BaseException | None = None
-        rows: list[dict[str, Any]] = []
+        returned: Any = None
         limit = self._guard.limit(self.job.memory) if self._guard else contextlib.nullcontext()
         start_peak()
         started = time.perf_counter()
         try:
             with limit:
                 returned = self.study.trial(workload, context, **trial.condition)
-                rows = [dict(returned)] if isinstance(returned, Mapping) else [dict(row) for row in returned]
+                if isinstance(returned, Iterator):
+                    returned = list(returned)  # a generator does the trial's work here
         except BaseException as error:
             if self._guard is None and isinstance(error, KeyboardInterrupt):
                 raise  # in the user's own process Ctrl-C means the run, not the trial
@@ -189,7 +190,7 @@ class Stage:
         peak = max(peak_mb(), self._guard.seen_mb if self._guard else 0.0)
         if failure is None:
             try:
-                return Outcome(trial.key, "done", plain_rows(rows, trial.condition), seconds, peak)
+                return Outcome(trial.key, "done", plain_rows(rows_of(returned), trial.condition), seconds, peak)
             except (TypeError, ValueError) as error:
                 return Outcome(trial.key, "raised", (), seconds, peak, f"{type(error).__name__}: {error}")
         status: Status = "memory" if _is_out_of_memory(failure) else "raised"

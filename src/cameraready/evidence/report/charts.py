@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import altair as alt
 
 from cameraready.evidence.outcomes import Verdict
 from cameraready.evidence.report import drawing, wording
-from cameraready.evidence.rules import Above, Always, Below, Rule, Within
+from cameraready.evidence.rules import MIN_BLOCKS, Above, Always, Below, Rule, Within
 from cameraready.evidence.study import Claim
 
 Channel = Callable[[str], alt.X]  # the x axis of a picture, for the column that it shows
@@ -28,7 +29,11 @@ VERDICT_SHAPES = {
 
 def claim_chart(claim: Claim, verdicts: Sequence[Verdict]) -> str:
     """Estimate and interval of each workload against the rule, as SVG for the page; empty if nothing was measured."""
-    shown = [v for v in verdicts if v.estimate is not None and math.isfinite(v.estimate)]
+    shown = [
+        v if v.blocks >= MIN_BLOCKS else replace(v, low=None, high=None)
+        for v in verdicts
+        if v.estimate is not None and math.isfinite(v.estimate)
+    ]
     if not shown:
         return ""
     limits = rule_limits(claim.rule)

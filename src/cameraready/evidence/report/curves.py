@@ -65,7 +65,7 @@ def figure_panels(
     ValueError
         If the rows lack a column that the figure names.
     """
-    for column in (figure.x, figure.y):
+    for column in (figure.x, figure.y, study.arms, study.block):
         if column not in rows.columns:
             raise ValueError(
                 f"figure {figure.title!r} needs column {column!r}; the rows have {', '.join(rows.columns)}"

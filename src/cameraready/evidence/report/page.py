@@ -56,6 +56,7 @@ class FigureView:
     y_title: str
     panels: list[Panel]
     legend: list[tuple[Markup, Style]]
+    left_out: str = ""  # why there is nothing to draw
 
 
 def render_page(result: Result) -> str:
@@ -166,23 +167,24 @@ def claim_views(study: Study, verdicts: list[Verdict], draw: bool = True) -> lis
 
 
 def figure_views(result: Result) -> list[FigureView]:
-    """The study's figures, drawn from the rows; those without any measurement are left out."""
+    """The study's figures, drawn from the rows; one that cannot be drawn says why."""
     study, rows = result.study, result.rows
-    if not study.figures or study.arms not in rows.columns:
-        return []
-    arms = rows[study.arms].drop_nulls().cast(pl.String).unique(maintain_order=True).to_list()
+    known = rows[study.arms].drop_nulls() if study.arms in rows.columns else pl.Series(dtype=pl.String)
+    arms = known.cast(pl.String).unique(maintain_order=True).to_list()
     styles = arm_styles(study, arms)
     views = []
     for number, figure in enumerate(study.figures, start=1):
-        panels = figure_panels(figure, study, rows, styles, number)
+        left_out = ""
+        try:
+            panels = figure_panels(figure, study, rows, styles, number)
+        except (ValueError, pl.exceptions.PolarsError) as error:
+            panels, left_out = [], str(error).partition("\n")[0]
+        if not panels:
+            left_out = left_out or "no finished trial of this run measured what it shows"
         shown = {arm for panel in panels for arm in panel.medians}
-        if panels:
-            legend = [(Markup(swatch(style)), style) for style in styles if style.arm in shown]
-            views.append(
-                FigureView(
-                    figure.title, figure.source, figure.x_title or figure.x, figure.y_title or figure.y, panels, legend
-                )
-            )
+        legend = [(Markup(swatch(style)), style) for style in styles if style.arm in shown]
+        x_title, y_title = figure.x_title or figure.x, figure.y_title or figure.y
+        views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out))
     return views
 
 

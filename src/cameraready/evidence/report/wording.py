@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cameraready.evidence.outcomes import Verdict
-from cameraready.evidence.rules import significant
+from cameraready.evidence.rules import MIN_BLOCKS, significant
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def number(value: float | None) -> str:
 
 
 def interval(verdict: Verdict) -> str:
-    """``[0.17, 0.26]``, or empty where the verdict has no interval."""
-    if verdict.low is None or verdict.high is None:
+    """``[0.17, 0.26]``, or empty where the verdict has no interval, or one from too few blocks to mean anything."""
+    if verdict.low is None or verdict.high is None or verdict.blocks < MIN_BLOCKS:
         return ""
     return f"[{number(verdict.low)}, {number(verdict.high)}]"
 

@@ -18,18 +18,10 @@ from typing import Any
 from cameraready.evidence.specs.model_files import MODEL_SUFFIXES, open_model
 from cameraready.evidence.specs.spec import Spec, SpecError
 from cameraready.evidence.specs.tables import TABLE_SUFFIXES, read_columns, read_table
+from cameraready.evidence.study import ACCEPTED
 
 __all__ = ["Spec", "SpecError", "load_object", "open_model", "parse", "read_columns", "read_table", "value_spec"]
 
-ACCEPTED = {
-    "table": "a table with the column to predict (data.csv:COLUMN; .csv, .tsv, .parquet, .jsonl)",
-    "model": "a model file (LightGBM .txt, XGBoost .json or .ubj, .skops, .onnx), with its rows as "
-    "model.json:data=rows.csv,target=COLUMN",
-    "object": "an object of yours (package.module:object)",
-    "hf": "a Hugging Face model (hf:Qwen/Qwen3-0.6B)",
-    "gym": "a Gymnasium environment (gym:Hopper-v5)",
-    "value": "from Python, the objects themselves (check(..., on=objects))",
-}
 PICKLES = (".pkl", ".pickle", ".joblib", ".dill", ".pt", ".pth", ".ckpt", ".bin")
 OTHER_TABLES = (
     ".xlsx",
@@ -84,7 +76,8 @@ def parse(text: str, *, shipped: Sequence[str], accepts: Sequence[str]) -> Spec:
                 f"{shown(text)} is {ACCEPTED[spec.kind].partition(' (')[0]}, which this study does not take"
             )
     except SpecError as error:
-        raise SpecError(f"{error}. Accepted here: {accepted(shipped, accepts)}.") from None
+        end = "" if str(error).endswith("?") else "."
+        raise SpecError(f"{error}{end} Accepted here: {accepted(shipped, accepts)}.") from None
     return spec
 
 
