@@ -58,6 +58,8 @@ def _import_study(module_name: str, extra: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name.startswith(error.name) or error.name.startswith("cameraready")):
-            raise UsageError(f"there is no module {error.name}") from error
+            raise UsageError(
+                f"there is no module {module_name if module_name.startswith(error.name) else error.name}"
+            ) from error
         wanted = f"study,{extra}" if extra else "study"
         raise UsageError(f'this study needs {error.name}: pip install "cameraready[{wanted}]"') from error
