@@ -18,7 +18,7 @@ from cameraready.attribution.oddshap import OddShap
 @pytest.fixture(scope="module")
 def shapiq() -> Iterator[Any]:
     from cameraready.attribution.oddshap.study import STUDY
-    from cameraready.evidence.execution.environments import open_peer
+    from cameraready.evidence.peers.environments import open_peer
 
     with open_peer(STUDY.peers[0], Path(package.__file__).parent) as remote:
         yield remote

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cameraready.evidence.execution.environments import (
+from cameraready.evidence.peers.environments import (
     PeerError,
     PeerUnavailable,
     cache_folder,
@@ -23,7 +23,7 @@ from cameraready.evidence.execution.environments import (
     lock_of,
     open_peer,
 )
-from cameraready.evidence.execution.interpreters import find_python
+from cameraready.evidence.peers.interpreters import find_python
 from cameraready.evidence.study import Peer
 
 SCRIPT = """
@@ -294,7 +294,7 @@ class TestTrouble:
 def program(folder):
     return (
         "from pathlib import Path\nfrom cameraready.evidence.study import Peer\n"
-        "from cameraready.evidence.execution.environments import ensure\n"
+        "from cameraready.evidence.peers.environments import ensure\n"
         f"print(ensure(Peer('cr_toy', script='script.py'), Path({str(folder)!r}), progress=print))\n"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cameraready.evidence.execution.interpreters import find_python, probe
+from cameraready.evidence.peers.interpreters import find_python, probe
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="stand-ins for interpreters are shell scripts")
 

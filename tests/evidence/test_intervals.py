@@ -18,8 +18,8 @@ from cameraready.evidence import (
     violations,
     win_rate,
 )
-from cameraready.evidence import intervals as construction
-from cameraready.evidence.intervals import interval
+from cameraready.evidence.measures import intervals as construction
+from cameraready.evidence.measures.intervals import interval
 
 RATIO = ratio("error", "new", "old")
 DIFFERENCE = difference("error", "new", "old")

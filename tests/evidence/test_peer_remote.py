@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cameraready.evidence.execution import peer_server
-from cameraready.evidence.execution.peer_remote import PeerError, PeerUnavailable, Remote
+from cameraready.evidence.peers import server as peer_server
+from cameraready.evidence.peers.remote import PeerError, PeerUnavailable, Remote
 
 SCRIPT = Path(__file__).with_name("peer_script.py")
 PYTHON = Path(sys.executable)
@@ -200,7 +200,7 @@ class TestErrors:
         assert caught.value.kind == "KeyError"
         assert "raise_key_error() of peer toy raised KeyError: 'no such player'" in str(caught.value)
         assert f'File "{SCRIPT}", line' in caught.value.remote_traceback
-        assert "peer_server" not in caught.value.remote_traceback
+        assert "server.py" not in caught.value.remote_traceback
         assert remote.echo(1) == 1
 
     def test_leaving_the_interpreter_is_an_error_too(self, remote):
@@ -317,7 +317,7 @@ class TestEnds:
     def test_no_orphan_after_kill_9_in_the_middle_of_a_call(self, call):
         program = (
             "import sys, time\nfrom pathlib import Path\n"
-            "from cameraready.evidence.execution.peer_remote import Remote\n"
+            "from cameraready.evidence.peers.remote import Remote\n"
             f"remote = Remote('toy', Path(sys.executable), Path({str(SCRIPT)!r}))\n"
             "print(remote.surroundings()['pid'], *remote.leave_children(), flush=True)\n"
             f"remote.{call}\n"

@@ -20,7 +20,7 @@ from cameraready.evidence import (
     violations,
     within,
 )
-from cameraready.evidence.intervals import interval
+from cameraready.evidence.measures.intervals import interval
 from cameraready.evidence.verdicts import judge
 from tests.evidence.example_rows import failing, run_rows, study_of
 

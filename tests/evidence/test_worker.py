@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cameraready.evidence.execution import environments
-from cameraready.evidence.execution.peer_remote import PeerUnavailable, Remote
 from cameraready.evidence.execution.storable import load_arrays, plain_rows, rows_of, save_arrays
 from cameraready.evidence.execution.worker import Job, Stage, load_study
 from cameraready.evidence.outcomes import Outcome, Trial
+from cameraready.evidence.peers import environments
+from cameraready.evidence.peers.remote import PeerUnavailable, Remote
 from cameraready.evidence.study import Peer, Study
 from tests.evidence.studies.spec import PlainSpec
 

@@ -166,7 +166,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _peer_environments() -> Iterator[Finding]:
-    from cameraready.evidence.execution.environments import cache_folder
+    from cameraready.evidence.peers.environments import cache_folder
 
     folder = cache_folder()
     built = [path for path in folder.glob("*") if path.is_dir()] if folder.exists() else []
@@ -178,7 +178,7 @@ def _peer_environments() -> Iterator[Finding]:
 def _interpreters() -> Iterator[Finding]:
     from concurrent.futures import ThreadPoolExecutor
 
-    from cameraready.evidence.execution.interpreters import of_pyenv, on_path, probe
+    from cameraready.evidence.peers.interpreters import of_pyenv, on_path, probe
 
     candidates = dict.fromkeys(path.resolve() for path in (Path(sys.executable), *on_path(), *of_pyenv()))
     with ThreadPoolExecutor(4) as probing:
@@ -217,8 +217,8 @@ def _linear_algebra() -> Iterator[Finding]:
 def _method(name: str) -> Iterator[Finding]:
     from cameraready.catalog import UnknownMethod
     from cameraready.evidence.checking import UsageError, load_subject
-    from cameraready.evidence.execution import environments
-    from cameraready.evidence.execution.interpreters import find_python
+    from cameraready.evidence.peers import environments
+    from cameraready.evidence.peers.interpreters import find_python
 
     try:
         subject = load_subject(name)

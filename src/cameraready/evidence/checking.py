@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from cameraready.evidence.execution import environments
 from cameraready.evidence.execution.ledger import Ledger
+from cameraready.evidence.execution.stages import Conduct, run_plan
 from cameraready.evidence.execution.worker import Job
 from cameraready.evidence.findings import NO_VERDICT, collect, find
+from cameraready.evidence.peers import environments
 from cameraready.evidence.planning import (
     Load,
     Plan,
@@ -27,7 +28,6 @@ from cameraready.evidence.planning import (
     workloads_of,
 )
 from cameraready.evidence.results import Result, commit_of, environment
-from cameraready.evidence.running import Conduct, run_plan
 from cameraready.evidence.study import Study, Tier
 from cameraready.evidence.subject import Subject, UsageError, load_subject
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from cameraready.evidence import specs
-from cameraready.evidence.execution import environments, key
+from cameraready.evidence.execution import key
 from cameraready.evidence.execution.ledger import Ledger
 from cameraready.evidence.execution.processes import usable_cores
 from cameraready.evidence.outcomes import Trial
+from cameraready.evidence.peers import environments
 from cameraready.evidence.results import make_frame
 from cameraready.evidence.study import Claim, Study, Tier, Untested
 from cameraready.evidence.subject import Subject, UsageError

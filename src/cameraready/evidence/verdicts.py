@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from cameraready.evidence.intervals import interval
 from cameraready.evidence.measures import BlockTable, Measure, MissingColumn, Violations
 from cameraready.evidence.measures.blocks import arms_in, done, require_columns, with_engine_columns
+from cameraready.evidence.measures.intervals import interval
 from cameraready.evidence.outcomes import Verdict, VerdictWord
 from cameraready.evidence.rules import MIN_BLOCKS, Always, Judgement
 from cameraready.evidence.study import Claim, Study, Untested

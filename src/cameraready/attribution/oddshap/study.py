@@ -260,8 +260,8 @@ STUDY = Study(
     open=open_workload,
     workloads={
         "smoke": ["sum-12", "small-games"],
-        "desk": ["small-games", "breast-cancer", "wine", "digits", "ames", "sum-100"],
-        "full": ["small-games", "breast-cancer", "wine", "digits", "ames", "sum-30", "sum-60", "sum-100"],
+        "desk": ["small-games", "wine", "breast-cancer", "digits", "ames", "sum-100"],
+        "full": ["small-games", "wine", "breast-cancer", "digits", "ames", "sum-30", "sum-60", "sum-100"],
     },
     plan=plan,
     trial=trial,

@@ -1,1 +1,1 @@
-"""How trials are run and kept: keys, the ledger, the pool of worker processes, peers' environments."""
+"""How trials are run and kept: keys, the ledger, the pool of worker processes."""

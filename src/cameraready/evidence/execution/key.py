@@ -135,7 +135,7 @@ def arm_versions(study: Study, arm: str, folder: Path) -> dict[str, str]:
     folder : Path
         The study's folder, where peer scripts and locks lie.
     """
-    from cameraready.evidence.execution.environments import lock_of
+    from cameraready.evidence.peers.environments import lock_of
 
     arms = [*study.libraries] if not arm else [arm, "*"]
     wanted = {name for each in arms for name in study.libraries.get(each, ())}

@@ -229,7 +229,7 @@ class Stage:
 
     def _open_peer(self, name: str) -> Any:
         if name not in self._peers or self._peers[name].closed:  # its process may have ended in an earlier trial
-            from cameraready.evidence.execution.environments import open_peer
+            from cameraready.evidence.peers.environments import open_peer
             from cameraready.evidence.study import study_folder
 
             self._peers[name] = open_peer(self.study.peer(name), study_folder(self.study))

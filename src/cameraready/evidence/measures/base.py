@@ -11,7 +11,7 @@ import polars as pl
 
 from cameraready.evidence.measures.blocks import BlockTable
 
-#: The constructions in `cameraready.evidence.intervals`.
+#: The constructions in `cameraready.evidence.measures.intervals`.
 Interval = Literal["t", "skew", "exact", "fisher", "best", "none"]
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
 
-from cameraready.evidence.execution import peer_server
+from cameraready.evidence.peers import server as peer_server
 
 LOG_LINES = 15
 

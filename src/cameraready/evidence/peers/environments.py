@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cameraready.evidence.execution.interpreters import Interpreter, find_python
-from cameraready.evidence.execution.peer_remote import PeerError, PeerUnavailable, Remote
+from cameraready.evidence.peers.interpreters import Interpreter, find_python
+from cameraready.evidence.peers.remote import PeerError, PeerUnavailable, Remote
 from cameraready.evidence.study import Peer
 
 __all__ = ["PeerError", "PeerUnavailable", "Remote", "cache_folder", "ensure", "is_built", "lock_of", "open_peer"]
