@@ -354,7 +354,9 @@ def _seconds(rows: pl.DataFrame) -> float:
     """Summed time of the trials behind `rows`, each counted once."""
     if "trial_seconds" not in rows.columns:
         return 0.0
-    return float(rows.unique("trial").get_column("trial_seconds").cast(pl.Float64).fill_null(0.0).sum())
+    # In order of appearance: a sum in whatever order `unique` leaves differs in the last digit from run to run.
+    trials = rows.unique("trial", maintain_order=True)
+    return float(trials.get_column("trial_seconds").cast(pl.Float64).fill_null(0.0).sum())
 
 
 def _count(n: int, noun: str) -> str:
