@@ -40,7 +40,7 @@ Estimator = Callable[..., np.ndarray]
 
 def odd(**options: Any) -> Estimator:
     def estimate(game: Any, n_players: int, budget: int, seed: int) -> np.ndarray:
-        return OddShap(n_players, low_budget="kernel", seed=seed, **options).approximate(budget, game).values
+        return OddShap(n_players, seed=seed, **options).approximate(budget, game).values
 
     return estimate
 
