@@ -1,16 +1,22 @@
-"""`report`: write the page of a finished run again, without running anything."""
+"""`report`: write the pages of finished runs again, and the index over all of them, without running anything."""
 
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cameraready.cli import failing
+from cameraready.cli.browse import complete_selection
 from cameraready.cli.failing import BadUsage
-from cameraready.cli.run import write_run
+from cameraready.cli.run import REPORT_FOLDER, write_run
+
+if TYPE_CHECKING:
+    from cameraready.evidence.execution.ledger import Run
+    from cameraready.evidence.results import Result
 
 
 def write_reports(
@@ -19,6 +25,7 @@ def write_reports(
         typer.Argument(
             help="Slug, arXiv id or URL, a room, or 'all', for shipped results; or a folder with results.json.",
             metavar="METHOD|ROOM|all|FOLDER",
+            autocompletion=complete_selection,
         ),
     ] = "all",
     out: Annotated[
@@ -26,32 +33,90 @@ def write_reports(
     ] = None,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Write the page of a finished run, without running.
+    """Write the page of a finished run, without running; without a name, all of them and an index.
 
-    Of the results that a method ships, or of a folder that a run wrote.
+    Of the results that a method ships, or of a folder that a run wrote. The index also leads to the runs whose pages
+    are under report/, and lists what the ledger remembers.
     """
-    from cameraready.catalog import RESULTS_FILE, UnknownMethod, select
-    from cameraready.evidence.report.saved import read_result
+    from cameraready.catalog import RESULTS_FILE
 
     if (Path(method) / RESULTS_FILE).is_file():
-        folders = [Path(method)]
+        folders, root = [Path(method)], None
     else:
-        try:
-            cards = select(method)
-        except UnknownMethod as error:
-            raise BadUsage(f"{error}; nor is there a folder {method} with a {RESULTS_FILE}") from error
-        folders = [card.folder for card in cards if card.results_path.is_file()]
-        if not folders:
-            raise BadUsage(f"no results are shipped for {method}; `cameraready run {method}` makes them")
+        folders, root = _shipped(method), REPORT_FOLDER if out is None else out
+    alone = len(folders) == 1 and method != "all"
+    pages = _write_pages(folders, out, root, alone=alone)
+    shown = pages[0] if alone and pages else None
+    if root is not None and not (alone and out is not None):
+        index = _write_index(root)
+        shown = shown or index
+        if not alone:
+            print(index)
+    if open_ and shown is not None:
+        webbrowser.open(shown.absolute().as_uri())
+    if len(pages) < len(folders):
+        raise typer.Exit(failing.ERROR)
+
+
+def _shipped(name: str) -> list[Path]:
+    """Folders of the methods that `name` stands for and that ship results."""
+    from cameraready.catalog import RESULTS_FILE, UnknownMethod, select
+
+    try:
+        cards = select(name)
+    except UnknownMethod as error:
+        raise BadUsage(f"{error}; nor is there a folder {name} with a {RESULTS_FILE}") from error
+    folders = [card.folder for card in cards if card.results_path.is_file()]
+    if not folders and name != "all":
+        raise BadUsage(f"no results are shipped for {name}; `cameraready run {name}` makes them")
+    return folders
+
+
+def _write_pages(folders: Sequence[Path], out: Path | None, root: Path | None, *, alone: bool) -> list[Path]:
+    """Write and name the pages; an error in one is told, and the others are still written."""
+    from cameraready.evidence.report.saved import read_result
+
     pages = []
     for folder in folders:
         try:
-            pages.append(write_run(read_result(folder), out, alone=len(folders) == 1))
+            result = read_result(folder)
+            if root is None or (alone and out is not None):
+                pages.append(write_run(result, out, alone=True))
+            else:
+                pages.append(_write_shipped(result, root))
             print(pages[-1])
         except Exception as error:
             failing.tell(error, about=str(folder))
-    if open_ and pages:
-        page = pages[0] if len(folders) == 1 else pages[0].parent.parent / "index.html"
-        webbrowser.open(page.absolute().as_uri())
-    if len(pages) < len(folders):
-        raise typer.Exit(failing.ERROR)
+    return pages
+
+
+def _write_shipped(result: Result, root: Path) -> Path:
+    """The page of shipped results, in a folder apart from the user's own run of the same method."""
+    from cameraready.evidence.report import page_name
+    from cameraready.evidence.report.index import SHIPPED
+
+    folder = root / SHIPPED / page_name(result)
+    result.save(folder)
+    return result.report(folder)
+
+
+def _write_index(root: Path) -> Path:
+    from cameraready.evidence.execution.ledger import default_path
+    from cameraready.evidence.report import write_index
+
+    path = default_path()
+    return write_index(root, _history(path), str(path))
+
+
+def _history(path: Path) -> list[Run]:
+    """What the ledger at `path` remembers; nothing where there is none yet."""
+    from cameraready.evidence.execution.ledger import Ledger, LedgerError
+
+    if not path.is_file():
+        return []
+    try:
+        with Ledger.open(path) as ledger:
+            return ledger.runs()
+    except LedgerError as error:
+        failing.tell(error, about="the index is without the ledger's runs")
+        return []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cameraready.evidence.execution.ledger import Run
     from cameraready.evidence.results import Result
 
 __all__ = ["page_name", "render", "render_summary", "write_index", "write_report"]
@@ -19,7 +21,7 @@ def render(result: Result) -> str:
 
 
 def render_summary(result: Result) -> str:
-    """Answer and verdicts as an HTML fragment with its own style, for a notebook's cell."""
+    """Answer, verdicts and pictures as an HTML fragment with its own style, for a notebook's cell."""
     from cameraready.evidence.report.page import render_fragment
 
     return render_fragment(result)
@@ -42,8 +44,12 @@ def page_name(result: Result) -> str:
     return folder_name(result)
 
 
-def write_index(folder: Path) -> Path:
-    """Write ``index.html`` over all runs whose results lie in sub-folders of `folder`, and return its path."""
-    from cameraready.evidence.report.page import render_index, write_page
+def write_index(folder: Path, history: Sequence[Run] = (), ledger: str = "") -> Path:
+    """Write ``index.html`` over all runs whose results lie below `folder`, and return its path.
 
-    return write_page(folder / "index.html", render_index(folder))
+    `history` are the runs that the ledger at `ledger` remembers; see `cameraready.evidence.report.index`.
+    """
+    from cameraready.evidence.report.index import render_index
+    from cameraready.evidence.report.page import write_page
+
+    return write_page(folder / "index.html", render_index(folder, history, ledger))

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import altair as alt
 
@@ -27,8 +28,11 @@ VERDICT_SHAPES = {
 }
 
 
-def claim_chart(claim: Claim, verdicts: Sequence[Verdict]) -> str:
-    """Estimate and interval of each workload against the rule, as SVG for the page; empty if nothing was measured."""
+def claim_chart(claim: Claim, verdicts: Sequence[Verdict], *, prefix: str = "") -> str:
+    """Estimate and interval of each workload against the rule, as SVG for the page; empty if nothing was measured.
+
+    `prefix` goes before every id, for pages on which the same claim is shown twice.
+    """
     shown = [
         v if v.blocks >= MIN_BLOCKS else replace(v, low=None, high=None)
         for v in verdicts
@@ -39,12 +43,18 @@ def claim_chart(claim: Claim, verdicts: Sequence[Verdict]) -> str:
     limits = rule_limits(claim.rule)
     census = isinstance(claim.rule, Always)
     domain, is_log = _domain(shown, limits, claim.measure.log_scale, census)
-    x = _axis(domain, is_log, whole=census)
-    layers = [*_rule_layers(claim.rule, limits, domain, x), *_estimate_layers(shown, domain, x)]
-    chart = alt.layer(*layers).properties(width=WIDTH, height=ROW_HEIGHT * len(shown))
+    x = _axis(domain, is_log, limits, whole=census)
+    kept = _kept(claim.rule, limits, domain)
+    rows = {
+        "kept": [{"x": kept[0], "x2": kept[1]}] if kept else [],
+        "limits": [{"x": limit} for limit in limits],
+        "estimates": _estimates(shown, domain),
+    }
+    chart = alt.layer(*_layers(x)).properties(width=WIDTH, height=ROW_HEIGHT * len(shown))
     return drawing.draw(
         chart,
-        name=f"claim-{claim.label}-chart",
+        rows,
+        name=f"{prefix}claim-{claim.label}-chart",
         title=f"Claim {claim.label}: {claim.measure.describe()}, by workload",
         description="; ".join(f"{wording.place(v.workload)} {wording.estimate(v)}, {wording.word(v)}" for v in shown)
         + f". The rule: {claim.rule.describe()}.",
@@ -83,28 +93,25 @@ def _domain(
     return ((10**low, 10**high) if is_log else (low, high)), is_log
 
 
-def _axis(domain: tuple[float, float], is_log: bool, whole: bool) -> Channel:
+def _axis(domain: tuple[float, float], is_log: bool, limits: Sequence[float], whole: bool) -> Channel:
+    """Round values and the rule's limits, which are what the eye compares with."""
     ticks = drawing.log_ticks(domain) if is_log else drawing.even_ticks(domain, smallest=1 if whole else 0)
-    axis = alt.Axis(title=None, labelExpr=drawing.LABEL, labelOverlap=True, grid=True, values=ticks)
+    shown = drawing.ticks_with(limits, ticks, domain, is_log)
+    axis = alt.Axis(title=None, labelExpr=drawing.LABEL, labelOverlap=True, grid=True, ticks=False, values=shown)
     scale = alt.Scale(type="log" if is_log else "linear", domain=list(domain), nice=False)
     return functools.partial(alt.X, scale=scale, axis=axis)
 
 
-def _rule_layers(rule: Rule, limits: Sequence[float], domain: tuple[float, float], x: Channel) -> list[alt.Chart]:
-    low, high = domain
-    kept = (
-        {Below: (low, limits[0]), Above: (limits[0], high)}.get(type(rule), (limits[0], limits[-1])) if limits else None
-    )
-    layers = []
-    if kept is not None and kept[0] < kept[1]:
-        area = alt.Chart(drawing.values([{"x": kept[0], "x2": kept[1]}]))
-        layers.append(area.mark_rect(color="var(--good)", opacity=0.13).encode(x=x("x:Q"), x2="x2:Q"))
-    lines = alt.Chart(drawing.values([{"x": limit} for limit in limits]))
-    layers.append(lines.mark_rule(color="var(--ink)", strokeDash=[4, 3], strokeWidth=1.2).encode(x=x("x:Q")))
-    return layers
+def _kept(rule: Rule, limits: Sequence[float], domain: tuple[float, float]) -> tuple[float, float] | None:
+    """Where the rule is kept, as far as the axis shows it."""
+    if not limits:
+        return None
+    ends = {Below: (domain[0], limits[0]), Above: (limits[0], domain[1])}.get(type(rule), (limits[0], limits[-1]))
+    return ends if ends[0] < ends[1] else None
 
 
-def _estimate_layers(shown: Sequence[Verdict], domain: tuple[float, float], x: Channel) -> list[alt.Chart]:
+def _estimates(shown: Sequence[Verdict], domain: tuple[float, float]) -> list[dict[str, Any]]:
+    """A row a verdict, from the top; intervals cut at the ends of the axis."""
     rows = []
     for index, verdict in enumerate(shown):
         low, high = (verdict.estimate if end is None or math.isnan(end) else end for end in (verdict.low, verdict.high))
@@ -119,22 +126,29 @@ def _estimate_layers(shown: Sequence[Verdict], domain: tuple[float, float], x: C
                 "name": _shortened(wording.place(verdict.workload), 46),
             }
         )
-    base = alt.Chart(drawing.values(rows)).encode(
+    return rows
+
+
+def _layers(x: Channel) -> list[alt.Chart]:
+    """From the ground up: where the rule is kept, its limits, then the names, bars and points of the estimates."""
+    area = alt.Chart(drawing.data("kept")).mark_rect(color="var(--good)", opacity=0.13)
+    lines = alt.Chart(drawing.data("limits")).mark_rule(color="var(--ink)", strokeDash=[4, 3], strokeWidth=1.2)
+    base = alt.Chart(drawing.data("estimates")).encode(
         y=alt.Y("row:O", axis=None, scale=alt.Scale(paddingInner=0, paddingOuter=0)),
         color=alt.Color("colour:N", scale=None),
     )
     # The names stand on plain ground, so that neither grid nor threshold runs through them.
-    strips = base.mark_rect(height=18, yOffset=-11, color="var(--card)").encode(
-        x=alt.value(0), x2=alt.value(WIDTH), color=alt.value("var(--card)")
+    strips = base.mark_rect(height=18, yOffset=-11).encode(
+        x=alt.XValue(0), x2=alt.X2Value(WIDTH), color=alt.ColorValue("var(--card)")
     )
     names = base.mark_text(align="left", baseline="middle", dx=4, dy=-11, fontSize=FONT_SIZE).encode(
-        x=alt.value(0), text="name:N", color=alt.value("var(--ink)")
+        x=alt.XValue(0), text=alt.Text("name:N"), color=alt.ColorValue("var(--ink)")
     )
-    bars = base.mark_rule(strokeWidth=3, yOffset=7, strokeCap="round").encode(x=x("low:Q"), x2="high:Q")
+    bars = base.mark_rule(strokeWidth=3, yOffset=7, strokeCap="round").encode(x=x("low:Q"), x2=alt.X2("high:Q"))
     dots = base.mark_point(size=85, filled=True, opacity=1, yOffset=7).encode(
         x=x("x:Q"), shape=alt.Shape("shape:N", scale=None)
     )
-    return [strips, names, bars, dots]
+    return [area.encode(x=x("x:Q"), x2=alt.X2("x2:Q")), lines.encode(x=x("x:Q")), strips, names, bars, dots]
 
 
 def _shortened(text: str, length: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import altair as alt
@@ -14,7 +16,7 @@ from cameraready.evidence.report import drawing
 from cameraready.evidence.rules import significant
 from cameraready.evidence.study import Figure, Study
 
-PANEL_WIDTH, PANEL_HEIGHT = 300, 220
+PANEL_WIDTH, PANEL_HEIGHT = 320, 220
 COLUMNS_LISTED = 12  # of the numbers under a figure
 POINTS_DRAWN = 10  # on a line, so that a long curve stays a curve
 COLOURS = 8  # as many as the style sheet has, --arm-0 being the method's
@@ -123,8 +125,10 @@ def _panel(figure: Figure, workload: str, curves: pl.DataFrame, styles: Sequence
     )
     chart = ""
     if drawn.height:
+        shown = [style for style in reversed(styles) if style.arm in set(drawn["arm"].to_list())]
         chart = drawing.draw(
-            _lines(figure, drawn, styles, xs=xs, log_x=log_x, is_number=is_number),
+            _lines(figure, drawn, shown, xs=xs, log_x=log_x, is_number=is_number),
+            {"curves": _points(drawn, shown)},
             name=name,
             title=f"{figure.title}, {workload}",
             description=_in_words(figure, drawn, styles),
@@ -139,28 +143,32 @@ def _panel(figure: Figure, workload: str, curves: pl.DataFrame, styles: Sequence
     return Panel(workload, chart, listed, len(xs), medians, blocks, curves.height - drawn.height)
 
 
-def _lines(
-    figure: Figure, drawn: pl.DataFrame, styles: Sequence[Style], *, xs: Sequence[Any], log_x: bool, is_number: bool
-) -> Any:
-    """The chart of a panel: bands under lines under points, the method on top of all."""
-    shown = [style for style in reversed(styles) if style.arm in set(drawn["arm"].to_list())]
+def _points(drawn: pl.DataFrame, shown: Sequence[Style]) -> list[dict[str, Any]]:
+    """The curves' points, arm by arm in the order in which they are drawn."""
     rows = []
-    for style in shown:  # drawn in this order
+    for style in shown:
         mine = drawn.filter(pl.col("arm") == style.arm).to_dicts()
         marked = set(_spread([row["x"] for row in mine], POINTS_DRAWN))
         rows += [{**row, "marked": row["x"] in marked} for row in mine]
+    return rows
+
+
+def _lines(
+    figure: Figure, drawn: pl.DataFrame, shown: Sequence[Style], *, xs: Sequence[Any], log_x: bool, is_number: bool
+) -> Any:
+    """The chart of a panel: bands under lines under points, the method on top of all."""
 
     def by_arm(channel: Any, *looks: Any) -> Any:
         scale = alt.Scale(type="ordinal", domain=[style.arm for style in shown], range=list(looks))
         return channel("arm:N", scale=scale, legend=None)
 
     y = _y_channel(figure, drawn)
-    base = alt.Chart(drawing.values(rows)).encode(
+    base = alt.Chart(drawing.data("curves")).encode(
         x=_x_channel(figure, xs, log_x, is_number), color=by_arm(alt.Color, *(style.colour for style in shown))
     )
     bands = base.mark_area().encode(
         y=y("lower:Q"),
-        y2="upper:Q",
+        y2=alt.Y2("upper:Q"),
         opacity=by_arm(alt.Opacity, *(0.2 if style.is_method else 0.09 for style in shown)),
     )
     lines = base.mark_line().encode(
@@ -224,6 +232,21 @@ _SHAPE_PATHS = {
     "diamond": "M0-4.8L3.6 0L0 4.8L-3.6 0Z",
     "cross": "M-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3Z",
 }
+
+
+def in_curves_order(styles: Sequence[Style], panels: Sequence[Panel]) -> list[Style]:
+    """The arms as their curves end, from the top of the panels to the bottom; by mean rank over several panels."""
+    ranks: dict[str, list[float]] = {}
+    for panel in panels:
+        ends = {arm: end for arm, values in panel.medians.items() if (end := _last_number(values)) is not None}
+        for rank, arm in enumerate(sorted(ends, key=lambda arm: -ends[arm])):
+            ranks.setdefault(arm, []).append(rank / max(len(ends) - 1, 1))
+    shown = [style for style in styles if any(style.arm in panel.medians for panel in panels)]
+    return sorted(shown, key=lambda s: fmean(ranks[s.arm]) if s.arm in ranks else math.inf)
+
+
+def _last_number(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None and math.isfinite(value)), None)
 
 
 def swatch(style: Style) -> str:

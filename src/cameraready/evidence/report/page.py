@@ -1,12 +1,12 @@
-"""Lays a result out as HTML: the page of a run, the fragment for a notebook, the index over runs."""
+"""Lays a result out as HTML: the page of a run, and the fragment for a notebook."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import json
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +17,22 @@ import polars as pl
 from markupsafe import Markup
 
 from cameraready.evidence.outcomes import Verdict
-from cameraready.evidence.report import charts, tables, wording
-from cameraready.evidence.report.curves import Panel, Style, arm_styles, figure_panels, swatch
-from cameraready.evidence.report.saved import verdicts_of
+from cameraready.evidence.report import charts, forest, tables, wording
+from cameraready.evidence.report.curves import Panel, Style, arm_styles, figure_panels, in_curves_order, swatch
+from cameraready.evidence.report.outlook import outlook
 from cameraready.evidence.study import Claim, Study, Untested
 
 if TYPE_CHECKING:
     from cameraready.evidence.results import Result
 
 HERE = Path(__file__).parent
+TEMPLATES = HERE / "templates"
 FAILURES_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class ClaimView:
-    """One claim of a page: its sentence, its verdicts, its picture."""
+    """One claim of a page: its sentence, its verdicts, its picture, and what would change them."""
 
     label: str
     sentence: str
@@ -44,6 +45,8 @@ class ClaimView:
     tested: bool
     verdicts: list[Verdict]
     chart: Markup
+    remarks: dict[str, list[str]]  # by workload: what must be said beside the numbers
+    outlooks: list[tuple[str, str]]  # workloads (empty: all of them), and what would change their verdicts
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,19 @@ class FigureView:
 
 def render_page(result: Result) -> str:
     """The page of a run, one HTML document."""
+    claims = claim_views(result.study, result.claims_shown, rows=result.rows)
     return _template("page.html.j2").render(
         result=result,
-        claims=claim_views(result.study, result.claims_shown),
+        claims=claims,
+        places=wording.places(v.workload for v in result.claims),
+        forest=forest.grow({claim.label: claim for claim in result.study.claims}, result.claims),
         figures=figure_views(result),
         cost=tables.cost(result.study, result.rows),
         failures=tables.failure_groups(result.failures),
         failures_shown=FAILURES_SHOWN,
         status_words=tables.STATUS_WORDS,
-        style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
-        date=_date(result.started),
+        style=style_sheet(),
+        date=in_words(result.started),
         used_scopes=[scope for scope in wording.SCOPES if any(v.scope == scope for v in result.claims)],
         used_words=[word for word in wording.LOOKS if any(v.verdict == word for v in result.claims)],
         covers=_covers(result),
@@ -78,38 +84,23 @@ def render_page(result: Result) -> str:
 
 
 def render_fragment(result: Result) -> str:
-    """Answer and verdicts, for a notebook's cell: only classes of its own, nothing fixed to the page around it."""
+    """Answer, verdicts and pictures for a notebook's cell: only classes and ids of its own, unique in each call."""
+    prefix = f"cr-{uuid.uuid4().hex[:8]}-"
     return _template("summary.html.j2").render(
         result=result,
-        claims=claim_views(result.study, result.claims_shown, draw=False),
-        style=Markup((HERE / "summary.css").read_text(encoding="utf-8")),
+        claims=claim_views(result.study, result.claims_shown, prefix=prefix),
+        style=Markup((TEMPLATES / "summary.css").read_text(encoding="utf-8")),
     )
 
 
-def render_index(folder: Path) -> str:
-    """The index over all runs in sub-folders of `folder` that have results and a page.
+def render(template: str, **values: Any) -> str:
+    """A template of this folder, filled in."""
+    return _template(template).render(**values)
 
-    Raises
-    ------
-    ValueError
-        If a ``results.json`` there is damaged.
-    """
-    runs = []
-    for path in sorted(folder.glob("*/results.json")):
-        if not path.with_name("index.html").is_file():
-            continue
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            claims = verdicts_of(saved)
-            runs.append(
-                {**saved, "href": f"{path.parent.name}/index.html", "verdicts": claims, "date": _date(saved["started"])}
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({type(error).__name__}: {error}); delete it or run the study again"
-            ) from error
-    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
-    return _template("index.html.j2").render(runs=runs, style=style)
+
+def style_sheet() -> Markup:
+    """The style of pages."""
+    return Markup((HERE / "style.css").read_text(encoding="utf-8"))
 
 
 def write_page(path: Path, text: str) -> Path:
@@ -140,14 +131,19 @@ def folder_name(result: Result) -> str:
 # --- what the templates lay out -------------------------------------------------------------------------------------
 
 
-def claim_views(study: Study, verdicts: list[Verdict], draw: bool = True) -> list[ClaimView]:
-    """The claims in order, each with its verdicts and, if wanted, its picture."""
+def claim_views(
+    study: Study, verdicts: list[Verdict], draw: bool = True, *, rows: pl.DataFrame | None = None, prefix: str = ""
+) -> list[ClaimView]:
+    """The claims in order, each with its verdicts and, if wanted, its picture.
+
+    With the run's `rows`, the remarks say what each arm measured by itself. `prefix` goes before the pictures' ids.
+    """
     known = {claim.label: claim for claim in study.claims}
     views = []
     for label, group in wording.by_claim(verdicts).items():
-        claim = known.get(label)
+        found = known.get(label)
+        claim = found if isinstance(found, Claim) else None
         head = group[0]
-        chart = charts.claim_chart(claim, group) if draw and isinstance(claim, Claim) else ""
         views.append(
             ClaimView(
                 label=label,
@@ -158,12 +154,35 @@ def claim_views(study: Study, verdicts: list[Verdict], draw: bool = True) -> lis
                 measure=head.measure,
                 rule=head.rule,
                 changed=head.changed,
-                tested=not (isinstance(claim, Untested) or all(v.verdict == "untested" for v in group)),
+                tested=not (isinstance(found, Untested) or all(v.verdict == "untested" for v in group)),
                 verdicts=group,
-                chart=Markup(chart),
+                chart=Markup(charts.claim_chart(claim, group, prefix=prefix) if draw and claim else ""),
+                remarks={v.workload: _remarks(study, claim, v, rows) for v in group},
+                outlooks=_outlooks(claim, group) if claim else [],
             )
         )
     return views
+
+
+def _remarks(study: Study, claim: Claim | None, verdict: Verdict, rows: pl.DataFrame | None) -> list[str]:
+    told = wording.remarks(wording.told_elsewhere(verdict) if claim else verdict)
+    alone = tables.medians(study, claim, verdict, rows) if claim and rows is not None else {}
+    if alone:
+        column = getattr(claim.measure, "column", "") if claim else ""
+        told.insert(0, f"median {column}: {', '.join(f'{arm} {value}' for arm, value in alone.items())}")
+    return told
+
+
+def _outlooks(claim: Claim, verdicts: list[Verdict]) -> list[tuple[str, str]]:
+    """What would change the verdicts; workloads of which the same is to be said together."""
+    said: dict[str, list[str]] = {}
+    places = wording.places(verdict.workload for verdict in verdicts)
+    for verdict in verdicts:
+        text = outlook(claim, verdict)
+        if text:
+            said.setdefault(text, []).append(places[verdict.workload])
+    everywhere = len(said) == 1
+    return [("" if everywhere else ", ".join(places), text) for text, places in said.items()]
 
 
 def figure_views(result: Result) -> list[FigureView]:
@@ -181,8 +200,7 @@ def figure_views(result: Result) -> list[FigureView]:
             panels, left_out = [], str(error).partition("\n")[0]
         if not panels:
             left_out = left_out or "no finished trial of this run measured what it shows"
-        shown = {arm for panel in panels for arm in panel.medians}
-        legend = [(Markup(swatch(style)), style) for style in styles if style.arm in shown]
+        legend = [(Markup(swatch(style)), style) for style in in_curves_order(styles, panels)]
         x_title, y_title = figure.x_title or figure.x, figure.y_title or figure.y
         views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out))
     return views
@@ -200,7 +218,7 @@ def _covers(result: Result) -> list[tuple[str, str]]:
     return found
 
 
-def _date(started: str) -> str:
+def in_words(started: str) -> str:
     """``30 November 2026, 11:04 UTC``; what is not a date stays as it is."""
     try:
         moment = datetime.datetime.fromisoformat(started)
@@ -229,7 +247,7 @@ def _condition(condition: Mapping[str, Any]) -> str:
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FunctionLoader(_source),
         autoescape=True,  # for every template, whatever its name ends in
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -238,6 +256,11 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(w=wording, condition=_condition)
     environment.filters.update(value=_value, svg=Markup, signed=_signed)
     return environment
+
+
+def _source(name: str) -> str:
+    """A template without its indentation and empty lines, which would be a tenth of a page."""
+    return re.sub(r"\n\s+", "\n", (TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _template(name: str) -> jinja2.Template:

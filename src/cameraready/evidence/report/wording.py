@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cameraready.evidence.outcomes import Verdict
 from cameraready.evidence.rules import MIN_BLOCKS, significant
@@ -19,6 +20,8 @@ class Look:
     colour: str  # the same in a terminal
     meaning: str
 
+
+SHORT_NAME = 32  # characters of a workload's name that fit into a table
 
 LOOKS = {
     "holds": Look("✓", "good", "green", "the whole 95 % interval obeys the rule"),
@@ -35,6 +38,27 @@ SCOPES = {
     "reduced": "A smaller setting than the paper's: a pass supports the claim, a miss does not refute it.",
     "proxy": "A stand-in for the paper's setting: a pass supports the claim, a miss does not refute it.",
     "ours": "A promise of this package; the paper does not make it.",
+}
+
+
+#: The same in a few words, for the reader who does not look them up.
+SCOPES_IN_SHORT = {
+    "exact": "the paper’s setting",
+    "reduced": "smaller than the paper’s",
+    "proxy": "a stand-in",
+    "ours": "not the paper’s claim",
+}
+
+TIERS = {
+    "smoke": "a few seconds that show that the study runs; no verdicts",
+    "desk": "real data and competitors, in minutes on an ordinary machine",
+    "full": "the paper’s setting",
+}
+
+BASES = {
+    "paper": "the paper alone",
+    "official-code": "the authors’ code",
+    "reconstruction": "a reconstruction: the paper leaves parts open",
 }
 
 
@@ -68,9 +92,24 @@ def remarks(verdict: Verdict) -> list[str]:
     return [*found, verdict.reason] if verdict.reason else found
 
 
+def told_elsewhere(verdict: Verdict) -> Verdict:
+    """`verdict` without the remark that a page's "what would change this" makes more exactly."""
+    crossing = f"the interval reaches both sides of the rule ({verdict.rule})"
+    kept = [part for part in verdict.reason.split("; ") if part and part != crossing]
+    return replace(verdict, reason="; ".join(kept))
+
+
 def place(workload: str) -> str:
     """How a workload is called; the pooled verdict's is ``"all"``."""
     return "all together" if workload == "all" else workload
+
+
+def places(workloads: Iterable[str]) -> dict[str, str]:
+    """How workloads are called where room is short: long paths by their last part, if that tells them apart."""
+    names = list(dict.fromkeys(workloads))
+    short = {name: re.split(r"[/\\]", name)[-1] if len(name) > SHORT_NAME else place(name) for name in names}
+    unique = len(set(short.values())) == len(short)
+    return short if unique else {name: place(name) for name in names}
 
 
 def counted(claims: Sequence[Verdict]) -> list[tuple[Look, int, str]]:
