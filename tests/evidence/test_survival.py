@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from cameraready.evidence.execution.ledger import Ledger
-from cameraready.evidence.execution.pool import _scratch_folder, run_trials
+from cameraready.evidence.execution.pool import run_trials, scratch_folder
 from tests.evidence.driving import make_job, make_trials
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -249,7 +249,7 @@ SCRIPT = """
 import sys
 print("top of the script")
 from cameraready.evidence.execution.ledger import Ledger
-from cameraready.evidence.execution.pool import _scratch_folder, run_trials
+from cameraready.evidence.execution.pool import scratch_folder, run_trials
 from tests.evidence.test_pool import make_job, make_trials
 
 class Mine:
@@ -291,11 +291,11 @@ def test_a_script_without_a_guard_runs_once_and_its_own_classes_work(tmp_path: P
     assert done.stdout.splitlines() == ["top of the script", str(rows)]
 
 
-def test_scratch_folders_of_killed_drivers_are_cleared_and_those_in_use_are_not() -> None:
+def testscratch_folders_of_killed_drivers_are_cleared_and_those_in_use_are_not() -> None:
     script = """
 import os, signal, sys, tempfile
-from cameraready.evidence.execution.pool import _scratch_folder
-with _scratch_folder() as folder:
+from cameraready.evidence.execution.pool import scratch_folder
+with scratch_folder() as folder:
     (folder / "file").write_text("x")
     print(folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -304,10 +304,10 @@ with _scratch_folder() as folder:
     folder = Path(done.stdout.strip())
     assert done.returncode == -signal.SIGKILL
     assert folder.name.startswith("cameraready-run-")
-    with _scratch_folder() as held:
+    with scratch_folder() as held:
         for each in (folder, held):
             os.utime(each, (0, 0))
-        with _scratch_folder() as young, _scratch_folder():
+        with scratch_folder() as young, scratch_folder():
             assert not folder.exists()
             assert held.exists()
             assert young.exists()

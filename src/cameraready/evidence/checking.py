@@ -48,6 +48,7 @@ def check(
     dtype: str = "",
     minutes: float | None = None,
     jobs: int | None = None,
+    scheduler: Any = None,
     ledger: str | Path | None = None,
     retry: bool = False,
     dry_run: bool = False,
@@ -81,7 +82,10 @@ def check(
         Time for preparing workloads and running trials; building other libraries' environments, once, comes on top. Verdicts
         on what is finished are marked provisional, and the next run goes on from there.
     jobs : int
-        Worker processes; by default one a core.
+        Worker processes; by default one a core. With `scheduler`, in each Dask worker; by default one a thread of it.
+    scheduler : str or dask.distributed.Client
+        Run the trials on a Dask cluster: the address of its scheduler (``"tcp://host:8786"``), or a client of it. Trials
+        go to every worker that computes the same as this machine; the ledger stays here.
     ledger : path
         Where finished trials are kept; by default in the user's data folder (or under ``CAMERAREADY_HOME``).
     retry : bool
@@ -104,6 +108,12 @@ def check(
     """
     if tier not in get_args(Tier):
         raise UsageError(f"tier must be smoke, desk or full, got {tier!r}")
+    if scheduler is not None and tier == "smoke":
+        raise UsageError("the smoke tier runs in this process; leave the scheduler out, or choose the tier desk")
+    if scheduler is not None and not dry_run:
+        from cameraready.evidence.execution.cluster.session import reach
+
+        scheduler = reach(scheduler)
     started = time.monotonic()
     stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     subject = load_subject(method)
@@ -165,6 +175,8 @@ def check(
         try:
             job.packed()
         except TypeError as error:
+            if scheduler is not None:
+                raise UsageError(f"{error}; so it cannot run on a cluster") from error
             in_process = True
             notes.append(
                 f"{error}; so the trials ran in the calling process, one by one, without limits of time and memory"
@@ -190,6 +202,7 @@ def check(
                 in_process=in_process,
                 quiet=quiet,
                 say=say,
+                scheduler=scheduler,
             )
             status = "interrupted" if conduct.interrupted else "done"
         finally:
@@ -201,6 +214,8 @@ def check(
     if not outcomes and {t.workload for t in trials} <= conduct.unprepared.keys():
         raise UsageError("; ".join(_unprepared(conduct)))
     notes += _unprepared(conduct) + conduct.notes
+    if conduct.hosts:
+        where["hosts"] = ", ".join(f"{name} ({count} trials)" for name, count in sorted(conduct.hosts.items()))
     if missing:
         why = "interrupted" if conduct.interrupted else "out of time" if conduct.ran_out else "broken off"
         notes.append(

@@ -44,6 +44,11 @@ def do_count_on_file(workload: Any, ctx: Any, value: Any, file: str) -> dict[str
     return {"value": value}
 
 
+def do_nap(workload: Any, ctx: Any, value: Any, file: str) -> dict[str, Any]:
+    time.sleep(0.001)
+    return {"value": value}
+
+
 def do_rows(workload: Any, ctx: Any, value: Any) -> Iterator[dict[str, Any]]:
     for step in range(value):
         yield {"step": step, "loss": 1.0 / (step + 1)}

@@ -75,9 +75,10 @@ class Crew:
     while it holds them would take the others along. A worker that ended badly is replaced together with its pool.
     """
 
-    def __init__(self, packed: bytes, folder: Path, *, threads: int, open_timeout: float) -> None:
+    def __init__(self, packed: bytes | None, folder: Path, *, threads: int, open_timeout: float) -> None:
         start_resource_tracker()
-        job_path(folder).write_bytes(packed)
+        if packed is not None:  # else it lies there already
+            job_path(folder).write_bytes(packed)
         self.folder = folder
         self.threads = threads
         self.open_timeout = open_timeout
@@ -102,22 +103,28 @@ class Crew:
         stop: Stop,
         *,
         fresh: bool = False,
+        feed: Callable[[], Iterable[Task] | None] | None = None,
     ) -> None:
         """Do tasks in order, `hands` at a time, each in a new process where `fresh`, until all have ended or at a stop.
 
-        `on_end` is called in this thread for each task that ended; tasks cut off by a stop have no ending.
+        `on_end` is called in this thread for each task that ended; tasks cut off by a stop have no ending. `feed` is asked
+        for more tasks every now and then, and after each `wake`, until it returns None.
         """
         waiting = deque(tasks)
-        self._workers = workers = [_Worker(self) for _ in range(min(hands, len(waiting)))]
+        self._workers = workers = [_Worker(self) for _ in range(hands if feed else min(hands, len(waiting)))]
         try:
             while True:
+                if feed is not None:
+                    more = feed()
+                    waiting.extend(more or ())
+                    feed = None if more is None else feed
                 if stop.now or time.monotonic() >= stop.end:
                     break
                 if not stop.out_of_time:
                     for worker in workers:
                         while waiting and worker.task is None and not worker.retired:
                             self._give(worker, waiting.popleft(), on_end)
-                if not any(worker.task for worker in workers):
+                if feed is None and not any(worker.task for worker in workers):
                     break
                 self._attend(waiting, on_end, fresh)
                 self._look_after(workers, waiting, on_end)

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from cameraready.evidence.execution.ledger import Ledger
 
 OnOutcome = Callable[[Trial, Outcome], None]
+#: Runs trials and returns whether it was interrupted, and whether time ran out: given trials, job, where to record them,
+#: worker processes, minutes, and what cancels it.
+Runner = Callable[
+    [Sequence[Trial], Job, "Tally", int, float | None, threading.Event | None],
+    tuple[bool, bool],
+]
 
 #: Share of the time that trials which need the machine to themselves are sure to have.
 ALONE_SHARE = 1 / 3
@@ -71,6 +77,7 @@ def run_trials(
     on_outcome: OnOutcome | None = None,
     cancel: threading.Event | None = None,
     in_process: bool = False,
+    runner: Runner | None = None,
 ) -> Summary:
     """Run the trials that the ledger does not hold yet, and record each as soon as it ends.
 
@@ -92,6 +99,8 @@ def run_trials(
     in_process : bool
         Run in this process, one by one, without enforcing limits of time and memory: for seconds-long checks, and for
         objects that cannot be sent to another process.
+    runner : callable, optional
+        What runs them elsewhere (on a cluster); `jobs` is its business then.
 
     Raises
     ------
@@ -103,11 +112,11 @@ def run_trials(
     unique = list({trial.key: trial for trial in trials}.values())
     held = ledger.finished(trial.key for trial in unique)
     waiting = [trial for trial in unique if trial.key not in held]
-    tally = _Tally(ledger, run, on_outcome)
+    tally = Tally(ledger, run, on_outcome)
     started = time.monotonic()
     interrupted, ran_out = False, False
     if waiting:
-        runner = _run_here if in_process else _run_in_workers
+        runner = runner or (_run_here if in_process else _run_in_workers)
         interrupted, ran_out = runner(waiting, job, tally, jobs or usable_cores(), minutes, cancel)
     return Summary(
         done=tally.done,
@@ -166,7 +175,7 @@ def prepare_workloads(
             on_prepared(name, error)
 
     if missing and in_process:
-        with _scratch_folder() as scratch, _own_threads(job.threads):
+        with scratch_folder() as scratch, _own_threads(job.threads):
             stage = Stage(job, scratch)
             for name in missing:
                 note(name, stage.try_to_prepare(name, paths[name]))
@@ -190,7 +199,7 @@ def prepare_workloads(
     }
 
 
-class _Tally:
+class Tally:
     """Records outcomes and counts them."""
 
     def __init__(self, ledger: Ledger, run: int, on_outcome: OnOutcome | None) -> None:
@@ -212,39 +221,49 @@ class _Tally:
 
 
 def _run_in_workers(
-    trials: Sequence[Trial], job: Job, tally: _Tally, jobs: int, minutes: float | None, cancel: threading.Event | None
+    trials: Sequence[Trial], job: Job, tally: Tally, jobs: int, minutes: float | None, cancel: threading.Event | None
 ) -> tuple[bool, bool]:
     from cameraready.evidence.execution.crew import Task
 
     def on_end(task: Task, ending: Ending) -> None:
-        tally.add(task.subject, _outcome(task.subject, ending))
+        tally.add(task.subject, outcome_of(task.subject, ending))
 
-    tasks = [Task(trial, run_trial, (trial,), job.timeout, trial.workload) for trial in trials]
-    shared = [task for task in tasks if not task.subject.alone]
-    alone = [task for task in tasks if task.subject.alone]
-    limit = minutes * 60.0 if minutes is not None else float("inf")
-    grace = limit / 10 if minutes is not None else 0.0
-    started = time.monotonic()
     ran_out = False
     with _crew(job, cancel) as (crew, stop):
-        if shared:
-            stop.last_start = started + (limit * (1 - ALONE_SHARE) if alone else limit)
-            stop.end = stop.last_start + grace
+        for batch, last_start, end in phases(trials, minutes):
+            if stop.now:
+                break
+            stop.last_start, stop.end = last_start, end
+            tasks = [Task(trial, run_trial, (trial,), job.timeout, trial.workload) for trial in batch]
             before = tally.done + tally.failed
-            crew.work(shared, jobs, on_end, stop)
-            ran_out = not stop.now and tally.done + tally.failed - before < len(shared)
-        if alone and not stop.now:
-            stop.last_start = started + limit
-            stop.end = stop.last_start + grace
-            before = tally.done + tally.failed
-            crew.finish_dismissals()
-            crew.work(alone, 1, on_end, stop, fresh=True)
-            ran_out = ran_out or (not stop.now and tally.done + tally.failed - before < len(alone))
+            alone = batch[0].alone
+            if alone:
+                crew.finish_dismissals()
+            crew.work(tasks, 1 if alone else jobs, on_end, stop, fresh=alone)
+            ran_out |= not stop.now and tally.done + tally.failed - before < len(batch)
         tally.notes.extend(crew.notes)
         return stop.now, ran_out
 
 
-def _outcome(trial: Trial, ending: Ending) -> Outcome:
+def phases(trials: Sequence[Trial], minutes: float | None) -> Iterator[tuple[list[Trial], float, float]]:
+    """Trials that may run together, then those that run alone; when the last may start, and when all is over.
+
+    Both by `time.monotonic`, reckoned from the first call.
+    """
+    limit = minutes * 60.0 if minutes is not None else float("inf")
+    grace = limit / 10 if minutes is not None else 0.0
+    started = time.monotonic()
+    shared = [trial for trial in trials if not trial.alone]
+    alone = [trial for trial in trials if trial.alone]
+    if shared:
+        last_start = started + (limit * (1 - ALONE_SHARE) if alone else limit)
+        yield shared, last_start, last_start + grace
+    if alone:
+        yield alone, started + limit, started + limit + grace
+
+
+def outcome_of(trial: Trial, ending: Ending) -> Outcome:
+    """What becomes of a trial whose task ended so."""
     if ending.kind == "returned":
         return ending.value
     if ending.kind == "unopened":
@@ -253,10 +272,10 @@ def _outcome(trial: Trial, ending: Ending) -> Outcome:
 
 
 def _run_here(
-    trials: Sequence[Trial], job: Job, tally: _Tally, jobs: int, minutes: float | None, cancel: threading.Event | None
+    trials: Sequence[Trial], job: Job, tally: Tally, jobs: int, minutes: float | None, cancel: threading.Event | None
 ) -> tuple[bool, bool]:
     last_start = time.monotonic() + (minutes * 60.0 if minutes is not None else float("inf"))
-    with _scratch_folder() as scratch, _own_threads(job.threads):
+    with scratch_folder() as scratch, _own_threads(job.threads):
         stage = Stage(job, scratch)
         try:
             for trial in trials:
@@ -277,10 +296,10 @@ def _crew(job: Job, cancel: threading.Event | None) -> Iterator[tuple[Crew, Stop
     from cameraready.evidence.execution.crew import Crew, Stop
 
     packed = job.packed()
-    with _scratch_folder() as scratch:
+    with scratch_folder() as scratch:
         crew = Crew(packed, scratch, threads=job.threads, open_timeout=job.open_timeout)
         stop = Stop(cancel)
-        with _interrupts_noted(crew, stop):
+        with interrupts_noted(crew.wake, stop):
             try:
                 yield crew, stop
             finally:
@@ -288,7 +307,7 @@ def _crew(job: Job, cancel: threading.Event | None) -> Iterator[tuple[Crew, Stop
 
 
 @contextlib.contextmanager
-def _interrupts_noted(crew: Crew, stop: Stop) -> Iterator[None]:
+def interrupts_noted(wake: Callable[[], None], stop: Stop) -> Iterator[None]:
     """Ctrl-C sets a flag instead of raising wherever the driver happens to be, in the middle of a commit for one."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
@@ -297,7 +316,7 @@ def _interrupts_noted(crew: Crew, stop: Stop) -> Iterator[None]:
 
     def note(number: int, frame: Any) -> None:
         stop.interrupted = True
-        crew.wake()
+        wake()
 
     before = signal.signal(signal.SIGINT, note)
     try:
@@ -315,7 +334,7 @@ def _own_threads(threads: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scratch_folder() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     """A folder for the run, only for this user, which is locked as long as this process lives."""
     _clear_abandoned_folders()
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))

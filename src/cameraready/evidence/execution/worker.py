@@ -56,6 +56,8 @@ class Job:
         Seconds that one trial, and the opening of one workload, may take.
     memory : float
         GiB that one trial may take beyond what the worker held before it; 0 sets no limit.
+    shipped : bool
+        Files were shipped with the job: paths of specs and prepared arrays are relative to the run's folder.
     """
 
     study: str | Study
@@ -70,6 +72,7 @@ class Job:
     timeout: float = 600.0
     open_timeout: float = 3600.0
     memory: float = 4.0
+    shipped: bool = False
 
     def packed(self) -> bytes:
         """The job as bytes for the workers.
@@ -316,6 +319,15 @@ def prepare_workload(name: str, path: Path) -> str:
     return _the_stage().try_to_prepare(name, path)
 
 
+def load_job() -> str:
+    """Unpack the job and import its study in this worker; returns the error as text, ``""`` where there is none."""
+    try:
+        _ = _the_stage().study
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def run_trial(trial: Trial) -> Outcome:
     """Run a trial in this worker."""
     os.ftruncate(2, 0)  # what a worker prints is shown with the trial that printed it
@@ -327,7 +339,12 @@ def _the_stage() -> Stage:
     if _stage is None:
         import cloudpickle
 
-        _stage = Stage(cloudpickle.loads(job_path(_folder).read_bytes()), _folder, guarded=True)
+        job = cloudpickle.loads(job_path(_folder).read_bytes())
+        if job.shipped:
+            from cameraready.evidence.execution.cluster.cargo import placed
+
+            job = placed(job, _folder)
+        _stage = Stage(job, _folder, guarded=True)
     return _stage
 
 
