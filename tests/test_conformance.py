@@ -105,6 +105,17 @@ def test_the_card_is_complete(slug):
         assert raw.get(key), f"{slug}: card.toml lacks {key}"
 
 
+@every_method
+def test_the_notes_have_the_sections_of_the_methods_page_and_the_card_names_arms_that_exist(slug):
+    folder = CARDS[slug].folder
+    headings = [line for line in (folder / "notes.md").read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert headings[0].startswith("# ")
+    assert headings[1:] == ["## How it works", "## What we corrected, and why", "## What it does not tell"]
+    study = study_of(slug)
+    measured = pl.read_parquet(folder / "results.parquet").get_column(study.arms).unique().to_list()
+    assert set(CARDS[slug].arms) <= set(measured)
+
+
 def test_a_broken_method_is_caught():
     """The same check finds each defect that it claims to find."""
     import dataclasses

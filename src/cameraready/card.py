@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +12,7 @@ CARD_FILE = "card.toml"
 RESULTS_FILE = "results.json"
 BASES = ("paper", "official-code", "reconstruction")
 
-_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}")
 
 
@@ -49,6 +47,8 @@ class Card:
         How a method of the reader's own (``--with``) must look.
     accepts : tuple of str
         What ``--on`` takes beside shipped names: kinds of spec (``"table"``, ``"model"`` ...), or sentences.
+    arms : mapping of str to str
+        What stands behind the names that the study gives its competitors: ``{"kernel": "shap.KernelExplainer"}``.
     example : str
         About ten lines of use.
     module, room : str
@@ -74,6 +74,7 @@ class Card:
     upstream: tuple[Upstream, ...] = ()
     own_arm: str = ""
     accepts: tuple[str, ...] = ()
+    arms: Mapping[str, str] = field(default_factory=dict, hash=False)
     example: str = ""
     module: str = ""
     room: str = ""
@@ -101,6 +102,7 @@ class Card:
         """Plain JSON values, for ``--json``; the folder is left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("folder", "upstream")}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values["arms"] = dict(self.arms)
         upstream = [{"name": u.name, "url": u.url, "when_sufficient": u.when_sufficient} for u in self.upstream]
         return {**values, "upstream": upstream, "url": self.url}
 
@@ -120,13 +122,17 @@ def read_card(path: Path) -> Card:
     CardError
         Naming the file and the key, and what was expected.
     """
+    import tomllib
+
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CardError(f"{path}: not valid TOML: {error}") from error
-    known = {*_TEXTS, *_LISTS, "claims", "upstream"}
+    known = {*_TEXTS, *_LISTS, "claims", "upstream", "arms"}
     for key in raw:
         if key not in known:
+            import difflib
+
             close = difflib.get_close_matches(key, known, n=1)
             raise CardError(f"{path}: unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
     for key in _REQUIRED:
@@ -136,6 +142,7 @@ def read_card(path: Path) -> Card:
     values |= {key: _list(path, raw, key) for key in _LISTS if key in raw}
     values["claims"] = _count(path, raw["claims"])
     values["upstream"] = tuple(_upstream(path, raw.get("upstream", [])))
+    values["arms"] = _arms(path, raw.get("arms", {}))
     _check_values(path, values)
     folder = path.parent
     room = folder.parent.name
@@ -143,7 +150,7 @@ def read_card(path: Path) -> Card:
 
 
 def _check_values(path: Path, values: Mapping[str, Any]) -> None:
-    if not _SLUG.fullmatch(values["slug"]):
+    if not SLUG.fullmatch(values["slug"]):
         raise CardError(f"{path}: slug must be lower-case words joined by hyphens, got {values['slug']!r}")
     if values["basis"] not in BASES:
         raise CardError(f"{path}: basis must be one of {', '.join(BASES)}, got {values['basis']!r}")
@@ -189,3 +196,11 @@ def _upstream(path: Path, value: Any) -> list[Upstream]:
             raise CardError(f"{path}: upstream tables have the texts name, url and when_sufficient, got {item!r}")
         found.append(Upstream(**{key: " ".join(text.split()) for key, text in item.items()}))
     return found
+
+
+def _arms(path: Path, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) and text.strip() for text in value.values()):
+        raise CardError(
+            f'{path}: arms must be a table of texts, such as kernel = "shap.KernelExplainer", got {value!r}'
+        )
+    return {name: " ".join(text.split()) for name, text in value.items()}
