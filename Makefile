@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
+NEWEST := .venv-newest
+# What says nothing about a Python: built pages and packages, other libraries' environments.
+NEWEST_TESTS ?= -m 'not torch and not models and not peers' --ignore=tests/docs --ignore=tests/distribution --ignore=tests/evidence/report_pages
 METHOD ?= oddshap
 TIER ?= desk
 
-.PHONY: help venv demo test check models study clean
+.PHONY: help venv demo test check models study docs docs-serve dist dist-check newest newest-suite clean
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("camera-ready needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -47,5 +50,37 @@ study: $(VENV)/.dev  ## run METHOD's study (TIER=desk) and put its results besid
 	  [shutil.copy(pathlib.Path('build/study/$(METHOD)') / n, folder / n) for n in ('results.json', 'results.parquet')]; \
 	  print('results written to', folder)"
 
+docs: $(VENV)/.dev  ## the documentation, as a folder: site/
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.dev  ## the documentation in a browser, built again when something changes
+	$(BIN)/mkdocs serve
+
+dist: $(VENV)/.dev  ## wheel and sdist, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+dist-check: dist  ## what the packages hold, and that they work where nothing else is installed (minutes)
+	CAMERAREADY_DIST=dist $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/distribution
+
+newest: $(VENV)/.dev  ## the suite without torch on the newest Python of this machine, if it is newer than .venv's
+	@newer=$$($(BIN)/python -m tests.distribution.newest) || exit 1; \
+	if [ -z "$$newer" ]; then \
+	  echo "No Python on this machine is newer than that of $(VENV): nothing more to test."; \
+	else \
+	  $(MAKE) --no-print-directory newest-suite NEWER="$$newer"; \
+	fi
+
+# The stamp is named after the version, so that a newer one gets an environment of its own making.
+newest-suite: $(NEWEST)/.$(notdir $(NEWER))
+	@echo "The suite on $(NEWER):"
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup -q $(NEWEST_TESTS)
+
+$(NEWEST)/.$(notdir $(NEWER)): pyproject.toml constraints.txt
+	rm -rf $(NEWEST)
+	$(NEWER) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e '.[dev]'
+	touch $@
+
 clean:  ## remove what was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -6,16 +6,14 @@ still there.
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from cameraready.card import CARD_FILE, RESULTS_FILE, Card, CardError, Upstream, read_card
+from cameraready.card import CARD_FILE, RESULTS_FILE, SLUG, Card, CardError, Upstream, read_card
 
 __all__ = [
     "CARD_FILE", "RESULTS_FILE", "Card", "CardError", "UnknownMethod", "Upstream", "catalog", "find", "read_card",
@@ -52,18 +50,19 @@ def catalog(root: Path | None = None) -> list[Card]:
 
 @cache
 def _read_all(root: Path) -> tuple[Card, ...]:
-    paths = [
-        p
-        for p in sorted(root.glob(f"*/*/{CARD_FILE}"))
-        if not any(part.startswith(("_", ".")) for part in p.parts[-3:-1])
-    ]
-    cards = [read_card(path) for path in paths]
+    cards = [read_card(path) for path in _card_paths(root)]
     by_slug: dict[str, Card] = {}
     for card in cards:
         other = by_slug.setdefault(card.slug, card)
         if other is not card:
             raise CardError(f"{card.folder / CARD_FILE}: slug {card.slug!r} is taken by {other.folder / CARD_FILE}")
     return tuple(sorted(cards, key=lambda card: (card.room, card.slug)))
+
+
+def _card_paths(root: Path, *, room: str = "*", folder: str = "*") -> list[Path]:
+    """Where cards lie: in every room, or one, and in folders of any name, or of one. Hidden and private folders have none."""
+    paths = sorted(root.glob(f"{room}/{folder}/{CARD_FILE}"))
+    return [path for path in paths if not any(part.startswith(("_", ".")) for part in path.parts[-3:-1])]
 
 
 def rooms(root: Path | None = None) -> list[str]:
@@ -79,10 +78,11 @@ def select(name: str, root: Path | None = None) -> list[Card]:
     UnknownMethod
         If it stands for none.
     """
-    cards = catalog(root)
     if name == "all":
-        return cards
-    return [card for card in cards if card.room == name] or [resolve(name, root)]
+        return catalog(root)
+    if name.isidentifier() and _card_paths(_HERE if root is None else Path(root), room=name):
+        return [card for card in catalog(root) if card.room == name]
+    return [resolve(name, root)]
 
 
 def resolve(name: str, root: Path | None = None) -> Card:
@@ -93,8 +93,11 @@ def resolve(name: str, root: Path | None = None) -> Card:
     UnknownMethod
         If there is none; near misses are listed.
     """
-    cards = catalog(root)
     wanted = name.strip()
+    slug = wanted.lower().replace("_", "-")
+    if card := _by_slug(slug, _HERE if root is None else Path(root)):
+        return card
+    cards = catalog(root)
     paper = _ARXIV_IN_TEXT.search(wanted)
     forum = _FORUM_IN_URL.search(wanted)
     for card in cards:
@@ -102,7 +105,6 @@ def resolve(name: str, root: Path | None = None) -> Card:
             return card
         if card.openreview and card.openreview in (wanted, forum[1] if forum else None):
             return card
-    slug = wanted.lower().replace("_", "-")
     for card in cards:
         names = {card.slug, card.module, card.module.rpartition(".")[2].replace("_", "-")}
         if slug in names or wanted in names or wanted in card.exports:
@@ -113,30 +115,25 @@ def resolve(name: str, root: Path | None = None) -> Card:
     raise UnknownMethod(f"there is no method {name!r}{_near_misses(slug, cards)}; {shown}")
 
 
+@cache
+def _by_slug(slug: str, root: Path) -> Card | None:
+    """The card whose folder is named as the slug is, as is usual: it is found without reading the others."""
+    if not SLUG.fullmatch(slug):
+        return None
+    paths = _card_paths(root, folder=slug.replace("-", "_"))
+    cards = [read_card(path) for path in paths] if len(paths) == 1 else []
+    return next((card for card in cards if card.slug == slug), None)
+
+
 def _near_misses(slug: str, cards: Sequence[Card]) -> str:
+    import difflib
+
     names = [card.slug for card in cards] + sorted({card.room for card in cards})
     close = difflib.get_close_matches(slug, names, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 # --- search ---------------------------------------------------------------------------------------------------------
-
-_STOP_WORDS = frozenset((
-    "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "for", "from", "how", "i", "in", "is", "it", "my",
-    "of", "on", "or", "that", "the", "this", "to", "use", "want", "what", "when", "with",
-))  # fmt: skip
-_ENDINGS = ("ations", "ation", "ings", "ing", "ers", "er", "ors", "or", "ions", "ion", "ed", "es", "s", "ly", "al")
-_WEIGHTS = {
-    "slug": 4.0,
-    "exports": 4.0,
-    "instead_of": 3.0,
-    "purpose": 3.0,
-    "title": 3.0,
-    "use_when": 2.0,
-    "room": 2.0,
-    "kind": 2.0,
-    "authors": 1.0,
-}
 
 
 def find(
@@ -171,10 +168,9 @@ def find(
         ranked = sorted(((_replaces(card, instead_of), card) for card in cards), key=lambda pair: -pair[0])
         cards = [card for score, card in ranked if score > 0]
     if words is not None:
-        asked = [word for word in _words(words) if word not in _STOP_WORDS]
-        if not asked:
-            raise ValueError(f"{words!r} has no word to look for")
-        cards = _rank(asked, cards)
+        from cameraready.ranking import rank
+
+        cards = rank(words, cards)
     return cards
 
 
@@ -190,63 +186,6 @@ def _replaces(card: Card, name: str) -> float:
         elif wanted in re.split(r"[.\s]+", full):
             best = max(best, 1.0)
     return best
-
-
-def _rank(asked: Sequence[str], cards: Sequence[Card]) -> list[Card]:
-    texts = [_weighted_words(card) for card in cards]
-    scored = []
-    rarity = {word: math.log(1 + len(cards) / (1 + sum(_match(word, text) > 0 for text in texts))) for word in asked}
-    for card, text in zip(cards, texts, strict=True):
-        found = [_match(word, text) for word in asked]
-        hits = sum(score > 0 for score in found)
-        if hits:
-            scored.append((hits, sum(score * rarity[word] for score, word in zip(found, asked, strict=True)), card))
-    return [card for _, _, card in sorted(scored, key=lambda item: (-item[0], -item[1], item[2].slug))]
-
-
-def _weighted_words(card: Card) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, weight in _WEIGHTS.items():
-        value = getattr(card, name)
-        for word in _words(value if isinstance(value, str) else " ".join(value)):
-            found[word] = max(found.get(word, 0.0), weight)
-    return found
-
-
-def _match(word: str, text: Mapping[str, float]) -> float:
-    """Weight of the best place where `text` has `word`; a near match counts for less."""
-    if word in text:
-        return text[word]
-    stem = _stem(word)
-    best = 0.0
-    for other, weight in text.items():
-        if _stem(other) == stem:
-            best = max(best, 0.9 * weight)
-        elif len(stem) >= 4 and (other.startswith(stem) or _alike(word, other) or _alike(stem, _stem(other))):
-            best = max(best, 0.6 * weight)
-    return best
-
-
-def _alike(one: str, other: str) -> bool:
-    if one[:1] != other[:1] or abs(len(one) - len(other)) > 2:
-        return False
-    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.9
-
-
-def _stem(word: str) -> str:
-    for ending in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 4:
-            return word.removesuffix(ending)
-    return word
-
-
-def _words(text: str) -> list[str]:
-    """Lower-case words; ``OddShap`` gives both ``oddshap`` and its parts."""
-    found = []
-    for token in re.findall(r"[A-Za-z0-9]+", text):
-        parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", token)
-        found += [token, *(parts if len(parts) > 1 else [])]
-    return [word.lower() for word in found]
 
 
 class _CallableModule(ModuleType):

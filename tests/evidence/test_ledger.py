@@ -185,7 +185,7 @@ def cut_short(path: Path) -> None:
     [
         (foreign_database, "another program's SQLite file"),
         (foreign_database_in_wal, "another program's SQLite file"),
-        (newer_ledger, r"written by a newer cameraready \(schema 99; this version reads 1\)"),
+        (newer_ledger, r"written by a newer cameraready \(schema 99; this version reads 2\)"),
         (text_file, "not a ledger"),
         (long_text_file, "not a ledger"),
         (broken_header, "not a ledger"),

@@ -64,11 +64,12 @@ def go(ledger: Ledger) -> Iterator[Go]:
         found = ledger.outcomes(trial.key for trial in trials)
         return [found[trial.key] for trial in trials if trial.key in found], summary
 
+    before = set(psutil.Process().children(recursive=True))  # a browser of other tests, for one
     yield run
     left = [
         child
         for child in psutil.Process().children(recursive=True)
-        if "resource_tracker" not in " ".join(child.cmdline())
+        if child not in before and "resource_tracker" not in " ".join(child.cmdline())
     ]
     assert left == []
 

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from cameraready.cli import browse, doctor, failing, report, run
+from cameraready.cli import browse, cite, doctor, export, failing, report, run
+from cameraready.cli.plain import PlainCommand, PlainGroup
 
 # Plain help: rich's panels would double the time that --help takes.
 app = typer.Typer(
     name="cameraready",
+    cls=PlainGroup,
     help="Methods of ICML 2026, each ready to import, each put to the test with one command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,9 +39,11 @@ def _options(
     failing.show_tracebacks(debug)
 
 
-app.command("list")(failing.in_one_sentence(browse.list_methods))
-app.command("find")(failing.in_one_sentence(browse.find_methods))
-app.command("show")(failing.in_one_sentence(browse.show_method))
-app.command("run")(failing.in_one_sentence(run.run_methods))
-app.command("report")(failing.in_one_sentence(report.write_reports))
-app.command("doctor")(failing.in_one_sentence(doctor.diagnose))
+app.command("list", cls=PlainCommand)(failing.in_one_sentence(browse.list_methods))
+app.command("find", cls=PlainCommand)(failing.in_one_sentence(browse.find_methods))
+app.command("show", cls=PlainCommand)(failing.in_one_sentence(browse.show_method))
+app.command("run", cls=PlainCommand)(failing.in_one_sentence(run.run_methods))
+app.command("report", cls=PlainCommand)(failing.in_one_sentence(report.write_reports))
+app.command("export", cls=PlainCommand)(failing.in_one_sentence(export.export_results))
+app.command("cite", cls=PlainCommand)(failing.in_one_sentence(cite.cite_methods))
+app.command("doctor", cls=PlainCommand)(failing.in_one_sentence(doctor.diagnose))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cameraready.catalog import Card, UnknownMethod, catalog, find, resolve, rooms
+from cameraready.catalog import Card, CardError, UnknownMethod, catalog, find, resolve, rooms
 from cameraready.cli.failing import BadUsage
 
 if TYPE_CHECKING:
@@ -14,11 +15,38 @@ if TYPE_CHECKING:
 
 BASIS_WORDS = {"paper": "the paper", "official-code": "the official code", "reconstruction": "a reconstruction"}
 
+
+def complete_method(incomplete: str) -> list[tuple[str, str]]:
+    """Slugs that begin with `incomplete`, each with its purpose, for the shell."""
+    try:
+        found = [card for card in catalog() if card.slug.startswith(incomplete)]
+    except CardError:
+        return []  # whoever is typing learns of it from the command itself
+    # A line that typer would wrap becomes two proposals.
+    return [(card.slug, textwrap.shorten(card.purpose, 70, placeholder=" ...")) for card in found]
+
+
+def complete_room(incomplete: str) -> list[tuple[str, str]]:
+    """Rooms that begin with `incomplete`, for the shell."""
+    try:
+        return [(room, f"the room {room}") for room in rooms() if room.startswith(incomplete)]
+    except CardError:
+        return []
+
+
+def complete_selection(incomplete: str) -> list[tuple[str, str]]:
+    """What stands for one method or for several: slugs, rooms, ``all``."""
+    every = [("all", "every method")] if "all".startswith(incomplete) else []
+    return [*complete_method(incomplete), *complete_room(incomplete), *every]
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def list_methods(
-    room: Annotated[str | None, typer.Argument(help="Only the methods of this room.")] = None,
+    room: Annotated[
+        str | None, typer.Argument(help="Only the methods of this room.", autocompletion=complete_room)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods, room by room."""
@@ -40,7 +68,9 @@ def find_methods(
         list[str] | None, typer.Argument(help='What you want to do: "explain single predictions".')
     ] = None,
     instead_of: Annotated[str | None, typer.Option(help="What you use today: shap.KernelExplainer.")] = None,
-    room: Annotated[str | None, typer.Option(help="Only the methods of this room.")] = None,
+    room: Annotated[
+        str | None, typer.Option(help="Only the methods of this room.", autocompletion=complete_room)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find methods by what you want to do, or use today."""
@@ -64,7 +94,9 @@ def find_methods(
 
 
 def show_method(
-    method: Annotated[str, typer.Argument(help="Slug, arXiv id, or the URL of the paper.")],
+    method: Annotated[
+        str, typer.Argument(help="Slug, arXiv id, or the URL of the paper.", autocompletion=complete_method)
+    ],
     as_json: Json = False,
 ) -> None:
     """Show what a method is for and what its test found."""

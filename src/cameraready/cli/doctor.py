@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from cameraready.cli import failing
+from cameraready.cli.browse import complete_method
 from cameraready.cli.failing import BadUsage
 
 OLDEST_PYTHON = (3, 11)
@@ -30,7 +31,8 @@ class Finding:
 
 def diagnose(
     method: Annotated[
-        str | None, typer.Argument(help="Look at this method's study and its competitors as well.")
+        str | None,
+        typer.Argument(help="Look at this method's study and its competitors as well.", autocompletion=complete_method),
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="The ledger to look at, if not the usual one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

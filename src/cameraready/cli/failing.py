@@ -79,7 +79,9 @@ def sentence(error: Exception) -> str:
 def missing(module: str) -> str:
     """The line that says how to get a module that is not installed."""
     name = module.partition(".")[0]
-    extra = next((extra for extra, modules in extras().items() if name.replace("_", "-") in modules), None)
+    # A wheel spells out the extras that others are made of: the smallest that has the module is the one to name.
+    holding = [extra for extra, modules in extras().items() if name.replace("_", "-") in modules]
+    extra = min(holding, key=lambda extra: len(extras()[extra]), default=None)
     if extra is None:
         return f"{name} is not installed: pip install {name.replace('_', '-')}"
     return f'{name} is not installed: pip install "cameraready[{extra}]"'

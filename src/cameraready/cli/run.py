@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cameraready.cli import failing
+from cameraready.cli.browse import complete_selection
 from cameraready.cli.failing import BadUsage
 
 if TYPE_CHECKING:
@@ -27,12 +28,20 @@ WITH_HELP = "Your own method as one more arm: package.module:object. Repeatable.
 SET_HELP = "Replace a value of the plan: budget=5000. Repeatable."
 CLAIM_HELP = "Only this claim (3 or 3a) and what it needs. Repeatable."
 MINUTES_HELP = "Stop after this long; the next run goes on from there."
+SCHEDULER_HELP = "Run the trials on a Dask cluster: tcp://host:8786. --jobs then counts for each Dask worker."
 OUT_HELP = "Folder for the report and the results; by default one under report/."
 STRICT_HELP = "Exit code 3 if a claim tested in the paper's setting fails."
 
 
 def run_methods(
-    method: Annotated[str, typer.Argument(help="Slug, arXiv id or URL; a room; or 'all'.", metavar="METHOD|ROOM|all")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="Slug, arXiv id or URL; a room; or 'all'.",
+            metavar="METHOD|ROOM|all",
+            autocompletion=complete_selection,
+        ),
+    ],
     on: Annotated[list[str] | None, typer.Option(metavar="SPEC", help=ON_HELP)] = None,
     with_: Annotated[list[str] | None, typer.Option("--with", metavar="OBJECT", help=WITH_HELP)] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="ARM", help="Leave out this arm. Repeatable.")] = None,
@@ -44,6 +53,7 @@ def run_methods(
     dtype: Annotated[str, typer.Option(help="Handed to the trials: float32, bfloat16 ...")] = "",
     max_minutes: Annotated[float | None, typer.Option(min=0.0, help=MINUTES_HELP)] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one a core.")] = None,
+    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER_HELP)] = None,
     ledger: Annotated[Path | None, typer.Option(help="Where finished trials are kept.")] = None,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and run nothing.")] = False,
@@ -71,6 +81,7 @@ def run_methods(
         "dtype": dtype,
         "minutes": max_minutes,
         "jobs": jobs,
+        "scheduler": scheduler,
         "ledger": ledger,
         "retry": retry,
         "dry_run": dry_run,

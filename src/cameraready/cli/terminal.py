@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from cameraready.catalog import Card
-from cameraready.evidence.report import wording
 
 if TYPE_CHECKING:
     from cameraready.evidence.outcomes import Verdict
@@ -49,18 +48,22 @@ def print_methods(out: Console, cards: Sequence[Card], by_room: bool) -> None:
     indent = "  " if by_room else ""
     name_width = max((len(card.slug) for card in cards), default=0) + 2
     room = None
+    lines = []
     for card in cards:
         if by_room and card.room != room:
             room = card.room
-            out.print(Text(room, style="bold"))
+            lines.append(Text(room, style="bold"))
         lead = f"{indent}{card.slug:<{name_width}}"
         text = Text(paragraph(card.purpose, width, " " * len(lead), first=lead))
         text.stylize("bold cyan", len(indent), len(indent) + len(card.slug))
-        out.print(text)
+        lines.append(text)
+    out.print(Text("\n").join(lines))  # at once: printing has a price of its own
 
 
 def print_verdicts(out: Console, claims: Sequence[Verdict]) -> None:
     """Each claim as a sentence, and under it a line a workload."""
+    from cameraready.evidence.report import wording
+
     words = max((len(wording.word(v)) for v in claims), default=0)
     columns = [max((len(cell) for cell in column), default=0) for column in zip(*map(_cells, claims), strict=True)]
     labels = max((len(v.label) for v in claims), default=0) + 2
@@ -82,6 +85,8 @@ def print_verdicts(out: Console, claims: Sequence[Verdict]) -> None:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
+    from cameraready.evidence.report import wording
+
     blocks = wording.count(verdict.blocks, "block") if verdict.blocks else ""
     return wording.place(verdict.workload), wording.estimate(verdict), verdict.rule, blocks
 
@@ -101,6 +106,8 @@ def print_result(out: Console, result: Result, page: str, name: str = "") -> Non
 
 def failures_sentence(result: Result) -> str:
     """``3 trials failed: svarm 2 (timeout), kernel 1 (raised). The report shows why.``"""
+    from cameraready.evidence.report import wording
+
     counts: dict[tuple[str, str], int] = {}
     for failure in result.failures:
         key = (failure.arm or "trial", failure.status)

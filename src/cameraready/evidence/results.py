@@ -119,6 +119,12 @@ class Result:
 
         return write_report(self, Path(folder))
 
+    def export(self, to: str, out: str | os.PathLike[str], **options: Any) -> list[str]:
+        """Write the result for another tool; the places written. See `cameraready.evidence.export.export`."""
+        from cameraready.evidence.export import export
+
+        return export(self, to, Path(out), **options).places
+
     def _repr_html_(self) -> str:
         from cameraready.evidence.report import render_summary
 

@@ -13,29 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from cameraready.evidence.execution.ledger_schema import (
+    BUSY_SECONDS,
+    LedgerError,
+    bring_up_to_date,
+    refuse_what_is_not_ours,
+    use_write_ahead_log,
+)
 from cameraready.evidence.outcomes import Outcome, Status, Trial
 
-APPLICATION_ID = 0x43616D52  # "CamR" in the file's header: says whose file it is
-SCHEMA_VERSION = 1
-BUSY_SECONDS = 60.0  # how long one driver waits for another driver's write
 ERROR_CHARACTERS = 20_000  # of a traceback; the middle goes first
 
-_SCHEMA = """
-CREATE TABLE runs (
-    run INTEGER PRIMARY KEY, method TEXT NOT NULL, tier TEXT NOT NULL, command TEXT NOT NULL, environment TEXT NOT NULL,
-    started REAL NOT NULL, ended REAL, status TEXT NOT NULL
-);
-CREATE TABLE trials (
-    key TEXT PRIMARY KEY, method TEXT NOT NULL, workload TEXT NOT NULL, condition TEXT NOT NULL, seed INTEGER NOT NULL,
-    arm TEXT NOT NULL, block TEXT NOT NULL, status TEXT NOT NULL, final INTEGER NOT NULL, rows TEXT NOT NULL,
-    seconds REAL NOT NULL, peak_mb REAL NOT NULL, error TEXT NOT NULL, run INTEGER NOT NULL, finished REAL NOT NULL
-);
-"""
 _OUTCOME = "key, status, rows, seconds, peak_mb, error, final"
-
-
-class LedgerError(Exception):
-    """The ledger cannot be used; the message says why and what to do."""
+_TRIAL = "method, workload, condition, seed, arm, block"
+_FETCHED = 200  # trials in memory at once while many are read
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Ledger:
         path = Path(path).expanduser() if path is not None else default_path()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _refuse_what_is_not_ours(path)
+            refuse_what_is_not_ours(path)
         except OSError as error:
             raise LedgerError(
                 f"the ledger {path} cannot be opened: {error.strerror or error}; name another with --ledger"
@@ -99,8 +90,8 @@ class Ledger:
         with _told_as_sentence(path):
             connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
-                _make_tables(connection)
-                _use_write_ahead_log(connection)
+                bring_up_to_date(connection, path)
+                use_write_ahead_log(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -176,17 +167,32 @@ class Ledger:
         with _told_as_sentence(self.path):
             for batch in _batches(keys):
                 query = f"SELECT {_OUTCOME} FROM trials WHERE key IN ({', '.join('?' * len(batch))})"
-                for key, status, rows, seconds, peak_mb, error, final in self._connection.execute(query, batch):
-                    found[key] = Outcome(
-                        key=key,
-                        status=cast(Status, status),
-                        rows=_unpack(rows) or (),
-                        seconds=seconds,
-                        peak_mb=peak_mb,
-                        error=error,
-                        final=bool(final),
-                    )
+                for values in self._connection.execute(query, batch):
+                    found[values[0]] = _outcome(values)
         return found
+
+    def trials(self, *, run: int | None = None, method: str | None = None) -> Iterator[tuple[Trial, Outcome]]:
+        """The trials of a run, of a method, or all, each with its outcome; in no particular order (`alone` is not kept).
+
+        They are read a few at a time, so that memory does not grow with their number. Until the last one was read, or the
+        iterator is closed, what is recorded meanwhile is not seen.
+        """
+        wanted = {"run = ?": run, "method = ?": method}
+        conditions = [condition for condition, value in wanted.items() if value is not None]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        with _told_as_sentence(self.path):
+            cursor = self._connection.execute(
+                f"SELECT {_OUTCOME}, {_TRIAL} FROM trials{where}", [v for v in wanted.values() if v is not None]
+            )
+        with contextlib.closing(cursor):
+            while True:
+                with _told_as_sentence(self.path):
+                    fetched = cursor.fetchmany(_FETCHED)
+                if not fetched:
+                    return
+                for values in fetched:
+                    of, workload, condition, seed, arm, block = values[7:]
+                    yield Trial(values[0], of, workload, json.loads(condition), seed, arm, block), _outcome(values[:7])
 
     def forget(self, keys: Iterable[str]) -> int:
         """Remove trials, so that they run again; returns how many there were."""
@@ -225,64 +231,6 @@ class Ledger:
         self._connection.execute("COMMIT")
 
 
-def _refuse_what_is_not_ours(path: Path) -> None:
-    """Look at the header before SQLite touches the file, so that somebody else's stays as it is, byte by byte."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb") as file:
-        header = file.read(100)
-    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise LedgerError(
-            f"{path} is not a ledger (it is no SQLite file, or a damaged one); it was left as it is. Name another file"
-            " with --ledger, or move this one away"
-        )
-    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
-        raise LedgerError(
-            f"{path} is another program's SQLite file; it was left as it is. Name another file with --ledger"
-        )
-    version = int.from_bytes(header[60:64], "big")
-    if version > SCHEMA_VERSION:
-        raise LedgerError(
-            f"the ledger {path} was written by a newer cameraready (schema {version}; this version reads"
-            f" {SCHEMA_VERSION}); it was left as it is. Upgrade cameraready, or name another file with --ledger"
-        )
-
-
-def _make_tables(connection: sqlite3.Connection) -> None:
-    # Asked inside the write lock: another driver may be making the same tables.
-    if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
-        connection.execute("SELECT key, final FROM trials LIMIT 1").fetchone()  # damage shows here
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.rollback()
-        raise
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Let readers and one writer not block each other; a file system that cannot do it keeps the rollback journal."""
-    give_up = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL").fetchone()
-            break
-        except sqlite3.OperationalError as error:
-            # SQLite does not wait by itself here while another driver opens the same new file.
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
-                raise
-            time.sleep(0.02)
-    # A commit survives the process without waiting for the disk. After a power cut the last few trials may be gone, and
-    # run again.
-    connection.execute("PRAGMA synchronous=NORMAL")
-
-
 @contextlib.contextmanager
 def _told_as_sentence(path: Path) -> Iterator[None]:
     try:
@@ -309,6 +257,20 @@ def _sentence(path: Path, error: sqlite3.Error) -> str:
     return (
         f"the ledger {path} is damaged ({error}); it was left as it is. Move it away to begin a new one, or name"
         " another file with --ledger"
+    )
+
+
+def _outcome(values: Sequence[Any]) -> Outcome:
+    """What the columns of `_OUTCOME` say."""
+    key, status, rows, seconds, peak_mb, error, final = values
+    return Outcome(
+        key=key,
+        status=cast(Status, status),
+        rows=_unpack(rows) or (),
+        seconds=seconds,
+        peak_mb=peak_mb,
+        error=error,
+        final=bool(final),
     )
 
 
