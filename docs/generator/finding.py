@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import methods
@@ -130,13 +130,10 @@ def flagship(slug: str, today: str) -> str:
         raise ValueError(f"{slug} was never measured against {today}")
     result = methods.result_of(card)
     assert result is not None
-    return pages.render("flagship.md.j2", found=found, card=card, name=found.name, level=result.study.answer.by)
-
-
-def counts() -> str:
-    """How many methods and verdicts there are, in a sentence."""
-    cards = catalog()
-    verdicts = [v for card in cards if (result := methods.result_of(card)) for v in result.claims]
-    decided = sum(v.verdict != "untested" for v in verdicts)
-    n = f"{len(cards)} method{'s' if len(cards) != 1 else ''}"
-    return f"{n} so far, {decided} measured verdicts of which {sum(v.verdict == 'holds' for v in verdicts)} hold."
+    figure = next((f for f in result.study.figures if f.y == result.study.answer.measure.column), None)
+    measured = figure.y_title if figure else result.study.answer.measure.column
+    # The hardest cases first: the best ratio would say more of the case than of the method.
+    found = replace(found, measured=sorted(found.measured, key=lambda r: -(r.estimate or 0.0)))
+    return pages.render(
+        "flagship.md.j2", found=found, card=card, name=found.name, level=result.study.answer.by, measured=measured
+    )

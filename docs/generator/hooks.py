@@ -29,7 +29,6 @@ _MARKED = {
     "example": finding.flagship,
     "verdict": methods.one_verdict,
     "ratios": methods.block_ratios,
-    "counts": finding.counts,
 }
 
 

@@ -49,6 +49,8 @@ class Card:
         What ``--on`` takes beside shipped names: kinds of spec (``"table"``, ``"model"`` ...), or sentences.
     arms : mapping of str to str
         What stands behind the names that the study gives its competitors: ``{"kernel": "shap.KernelExplainer"}``.
+    workloads : mapping of str to str
+        What the study's own workloads are: ``{"digits": "a neural network on 64 pixels"}``.
     example : str
         About ten lines of use.
     module, room : str
@@ -75,6 +77,7 @@ class Card:
     own_arm: str = ""
     accepts: tuple[str, ...] = ()
     arms: Mapping[str, str] = field(default_factory=dict, hash=False)
+    workloads: Mapping[str, str] = field(default_factory=dict, hash=False)
     example: str = ""
     module: str = ""
     room: str = ""
@@ -102,7 +105,7 @@ class Card:
         """Plain JSON values, for ``--json``; the folder is left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("folder", "upstream")}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        values["arms"] = dict(self.arms)
+        values |= {"arms": dict(self.arms), "workloads": dict(self.workloads)}
         upstream = [{"name": u.name, "url": u.url, "when_sufficient": u.when_sufficient} for u in self.upstream]
         return {**values, "upstream": upstream, "url": self.url}
 
@@ -128,7 +131,7 @@ def read_card(path: Path) -> Card:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CardError(f"{path}: not valid TOML: {error}") from error
-    known = {*_TEXTS, *_LISTS, "claims", "upstream", "arms"}
+    known = {*_TEXTS, *_LISTS, "claims", "upstream", "arms", "workloads"}
     for key in raw:
         if key not in known:
             import difflib
@@ -142,7 +145,7 @@ def read_card(path: Path) -> Card:
     values |= {key: _list(path, raw, key) for key in _LISTS if key in raw}
     values["claims"] = _count(path, raw["claims"])
     values["upstream"] = tuple(_upstream(path, raw.get("upstream", [])))
-    values["arms"] = _arms(path, raw.get("arms", {}))
+    values |= {key: _named(path, key, raw.get(key, {})) for key in ("arms", "workloads")}
     _check_values(path, values)
     folder = path.parent
     room = folder.parent.name
@@ -198,9 +201,7 @@ def _upstream(path: Path, value: Any) -> list[Upstream]:
     return found
 
 
-def _arms(path: Path, value: Any) -> dict[str, str]:
+def _named(path: Path, key: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) and text.strip() for text in value.values()):
-        raise CardError(
-            f'{path}: arms must be a table of texts, such as kernel = "shap.KernelExplainer", got {value!r}'
-        )
+        raise CardError(f'{path}: {key} must be a table of texts, such as name = "what it is", got {value!r}')
     return {name: " ".join(text.split()) for name, text in value.items()}

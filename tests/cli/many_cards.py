@@ -9,12 +9,13 @@ import shutil
 from pathlib import Path
 
 import cameraready
+from cameraready.catalog import catalog
 
 N_CARDS = 76
 ROOMS = 15
 SHIPPED = Path(cameraready.__file__).parent
 MODEL = SHIPPED / "attribution" / "oddshap"
-_NOT_PYTHON_CODE = shutil.ignore_patterns("__pycache__", "attribution")
+_WITHOUT_METHODS = shutil.ignore_patterns("__pycache__", *{card.room for card in catalog()})
 
 
 def build(folder: Path, n_cards: int = N_CARDS) -> Path:
@@ -23,7 +24,7 @@ def build(folder: Path, n_cards: int = N_CARDS) -> Path:
     Every card has the size of OddSHAP's, with words of its own; every method ships results of the size of OddSHAP's.
     """
     package = folder / "cameraready"
-    shutil.copytree(SHIPPED, package, ignore=_NOT_PYTHON_CODE)
+    shutil.copytree(SHIPPED, package, ignore=_WITHOUT_METHODS)
     card = (MODEL / "card.toml").read_text(encoding="utf-8")
     results = (MODEL / "results.json").read_text(encoding="utf-8")
     vocabulary = [f"{head}{tail}" for head in _SYLLABLES for tail in _SYLLABLES]

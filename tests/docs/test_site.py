@@ -60,6 +60,15 @@ def test_every_link_leads_to_a_page_and_an_anchor_that_are_there(site, parsed):
     assert broken == []
 
 
+def test_no_snippet_is_left_unfilled(site):
+    left = [
+        path.name for path in pages_of(site) if re.search(r"--8|8 &lt;|generated: ", path.read_text(encoding="utf-8"))
+    ]
+    assert left == []
+    page = (site / "adding-a-method.html").read_text(encoding="utf-8")
+    assert {"TrimmedMean", "check_estimator", "trimmed-mean", "versus_best"} <= set(re.findall(r"[\w-]+", page))
+
+
 def test_no_page_loads_anything_from_another_host(parsed):
     foreign = {f"{page}: {src}" for page, found in parsed.items() for src in found.loaded if urlsplit(src).netloc}
     assert foreign == set()
@@ -96,6 +105,7 @@ def test_the_front_page_leads_from_kernel_explainer_to_the_method_with_a_number(
     box = page[page.index("cr-answer") :][:2500]
     assert "shap.KernelExplainer" in box
     assert 'href="methods/oddshap.html"' in box
+    assert "mean squared error" in box
     assert re.search(r"<b>0\.\d+</b> \[0\.\d+, 0\.\d+\] times as large", box)
 
 

@@ -11,6 +11,7 @@ import typer
 from cameraready.cli import failing
 from cameraready.cli.browse import complete_selection
 from cameraready.cli.failing import BadUsage
+from cameraready.cli.report import TRUST_HELP
 
 if TYPE_CHECKING:
     from cameraready.evidence.results import Result
@@ -38,6 +39,7 @@ def export_results(
     tracking_uri: Annotated[str | None, typer.Option(metavar="URI", help=URI_HELP)] = None,
     publish: Annotated[bool, typer.Option("--publish", help=PUBLISH_HELP)] = False,
     openreview: Annotated[str | None, typer.Option(metavar="ID", help=OPENREVIEW_HELP)] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
 ) -> None:
     """Write results as tables, LaTeX, PDF figures, MLflow runs or a Trackio logbook.
 
@@ -52,7 +54,7 @@ def export_results(
     failures = 0
     for folder in folders:
         try:
-            written = _export(_read(folder), to, EXPORT_FOLDER if out is None else out, options)
+            written = _export(_read(folder, trust), to, EXPORT_FOLDER if out is None else out, options)
         except Exception as error:
             if len(folders) == 1:
                 raise
@@ -99,16 +101,14 @@ def _folders(method: str) -> Sequence[Path]:
     return folders
 
 
-def _read(folder: Path) -> Result:
+def _read(folder: Path, trust: bool) -> Result:
     from cameraready.evidence.checking import UsageError
     from cameraready.evidence.report.saved import read_result
 
     try:
-        return read_result(folder)
+        return read_result(folder, trust=trust)
     except UsageError as error:
         raise BadUsage(str(error)) from error
-    except KeyError as error:
-        raise ValueError(f"the results in {folder} are damaged: there is no {error}") from error
 
 
 def _export(result: Result, to: str, out: Path, options: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ ERROR, USAGE, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 MEANT_FOR_PEOPLE = (ValueError, RuntimeError, ImportError, ModuleNotFoundError, MemoryError)
 
 _state = {"tracebacks": False}
+_RUNS = ("run_methods",)  # commands whose work is kept trial by trial
 
 
 class BadUsage(Exception):
@@ -44,7 +45,10 @@ def in_one_sentence(command: Callable[..., None]) -> Callable[..., None]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(ERROR) from None
         except KeyboardInterrupt:
-            say("Interrupted. Finished trials are kept; the same command goes on from there.")
+            kept = (
+                " Finished trials are kept; the same command goes on from there." if command.__name__ in _RUNS else ""
+            )
+            say(f"Interrupted.{kept}")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             tell(error)

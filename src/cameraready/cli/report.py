@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,13 @@ import typer
 from cameraready.cli import failing
 from cameraready.cli.browse import complete_selection
 from cameraready.cli.failing import BadUsage
-from cameraready.cli.run import REPORT_FOLDER, write_run
+from cameraready.cli.run import REPORT_FOLDER, write_index_of
 
 if TYPE_CHECKING:
-    from cameraready.evidence.execution.ledger import Run
     from cameraready.evidence.results import Result
+
+
+TRUST_HELP = "Import the study that a FOLDER's results name, though it is not in the catalogue: this runs its code."
 
 
 def write_reports(
@@ -29,8 +32,10 @@ def write_reports(
         ),
     ] = "all",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the page; by default one of its own under report/.")
+        Path | None,
+        typer.Option(help="Folder for the page; by default one under report/, for a FOLDER that folder itself."),
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in the browser.")] = False,
 ) -> None:
     """Write the page of a finished run, without running; without a name, all of them and an index.
@@ -45,10 +50,10 @@ def write_reports(
     else:
         folders, root = _shipped(method), REPORT_FOLDER if out is None else out
     alone = len(folders) == 1 and method != "all"
-    pages = _write_pages(folders, out, root, alone=alone)
+    pages = _write_pages(folders, out, root, trust=trust)
     shown = pages[0] if alone and pages else None
     if root is not None and not (alone and out is not None):
-        index = _write_index(root)
+        index = write_index_of(root)
         shown = shown or index
         if not alone:
             print(index)
@@ -72,51 +77,36 @@ def _shipped(name: str) -> list[Path]:
     return folders
 
 
-def _write_pages(folders: Sequence[Path], out: Path | None, root: Path | None, *, alone: bool) -> list[Path]:
+def _write_pages(folders: Sequence[Path], out: Path | None, root: Path | None, *, trust: bool) -> list[Path]:
     """Write and name the pages; an error in one is told, and the others are still written."""
     from cameraready.evidence.report.saved import read_result
 
     pages = []
     for folder in folders:
         try:
-            result = read_result(folder)
-            if root is None or (alone and out is not None):
-                pages.append(write_run(result, out, alone=True))
-            else:
-                pages.append(_write_shipped(result, root))
+            result = read_result(folder, trust=trust)
+            place = folder if root is None else _place_of_shipped(result, root)
+            pages.append(_write_page(result, folder, place if out is None or len(folders) > 1 else out))
             print(pages[-1])
         except Exception as error:
             failing.tell(error, about=str(folder))
     return pages
 
 
-def _write_shipped(result: Result, root: Path) -> Path:
-    """The page of shipped results, in a folder apart from the user's own run of the same method."""
+def _place_of_shipped(result: Result, root: Path) -> Path:
+    """Where the page of shipped results goes: apart from the user's own run of the same method."""
     from cameraready.evidence.report import page_name
     from cameraready.evidence.report.index import SHIPPED
 
-    folder = root / SHIPPED / page_name(result)
-    result.save(folder)
-    return result.report(folder)
+    return root / SHIPPED / page_name(result)
 
 
-def _write_index(root: Path) -> Path:
-    from cameraready.evidence.execution.ledger import default_path
-    from cameraready.evidence.report import write_index
+def _write_page(result: Result, folder: Path, place: Path) -> Path:
+    """The page, and beside it the results as they lie in `folder`."""
+    from cameraready.evidence.results import RESULTS_JSON, RESULTS_PARQUET
 
-    path = default_path()
-    return write_index(root, _history(path), str(path))
-
-
-def _history(path: Path) -> list[Run]:
-    """What the ledger at `path` remembers; nothing where there is none yet."""
-    from cameraready.evidence.execution.ledger import Ledger, LedgerError
-
-    if not path.is_file():
-        return []
-    try:
-        with Ledger.open(path) as ledger:
-            return ledger.runs()
-    except LedgerError as error:
-        failing.tell(error, about="the index is without the ledger's runs")
-        return []
+    page = result.report(place)
+    if place.absolute() != folder.absolute():
+        for name in (RESULTS_JSON, RESULTS_PARQUET):
+            shutil.copyfile(folder / name, place / name)
+    return page

@@ -186,17 +186,36 @@ def write_run(result: Result, out: Path | None, *, alone: bool) -> Path:
     They go into `out` itself where the run is alone and a folder was named, otherwise into a sub-folder of their own,
     beside an index over all of them.
     """
-    from cameraready.evidence.report import page_name, write_index
+    from cameraready.evidence.report import page_name
 
     if out is not None and alone:
-        result.save(out)
-        return result.report(out)
+        return _write_into(out, result)
     root = REPORT_FOLDER if out is None else out
-    folder = root / page_name(result)
-    result.save(folder)
-    page = result.report(folder)
-    write_index(root)
+    page = _write_into(root / page_name(result), result)
+    write_index_of(root)
     return page
+
+
+def _write_into(folder: Path, result: Result) -> Path:
+    """Page and results of a run; the page first, so that what it cannot show replaces nothing."""
+    page = result.report(folder)
+    result.save(folder)
+    return page
+
+
+def write_index_of(root: Path) -> Path:
+    """Write the index over the reports below `root` and over what the ledger remembers."""
+    from cameraready.evidence.execution.ledger import Ledger, LedgerError, default_path
+    from cameraready.evidence.report import write_index
+
+    path, history = default_path(), []
+    if path.is_file():
+        try:
+            with Ledger.open(path) as ledger:
+                history = ledger.runs()
+        except LedgerError as error:
+            failing.tell(error, about="the index is without the ledger's runs")
+    return write_index(root, history, str(path))
 
 
 def _tell_plan(plan: Plan, title: str, as_json: bool) -> dict[str, Any]:

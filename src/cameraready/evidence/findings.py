@@ -14,7 +14,7 @@ from cameraready.evidence.outcomes import Failure, Outcome, Trial, Verdict
 from cameraready.evidence.planning import OWN, Load, Selection, relevant
 from cameraready.evidence.results import make_frame
 from cameraready.evidence.study import Answer, Claim, Study, Untested
-from cameraready.evidence.verdicts import judge
+from cameraready.evidence.verdicts import ALL, judge
 
 NO_VERDICT = "the smoke tier proves that a study runs and gives no verdict"
 
@@ -40,6 +40,8 @@ def find(
     claims, elsewhere = _claims_of_this_run(selection.claims, loads)
     judged = replace(study, claims=claims, answer=_answer_of_this_run(study.answer, loads))
     verdicts = [_mark_provisional(v, judged, missing) for v in judge(judged, rows, unavailable=unavailable)]
+    own = {load.name for load in loads if load.own}
+    verdicts = [_on_own_data(v) if v.workload in own or (v.workload == ALL and own) else v for v in verdicts]
     told = make_answer(judged, rows, verdicts=verdicts, unavailable=unavailable)
     notes = [
         f"the rule of claim {c.label} was changed: {c.changed}" for c in claims if isinstance(c, Claim) and c.changed
@@ -52,6 +54,13 @@ def find(
             v if v.verdict == "untested" else replace(v, verdict="inconclusive", reason=NO_VERDICT) for v in verdicts
         ]
     return Findings(verdicts, told, notes)
+
+
+def _on_own_data(verdict: Verdict) -> Verdict:
+    """The paper says nothing of the user's data: a miss there refutes no claim that was made in the paper's setting."""
+    if verdict.scope != "exact":
+        return verdict
+    return replace(verdict, scope="proxy", verdict="not seen" if verdict.verdict == "fails" else verdict.verdict)
 
 
 def _numbers(labels: Sequence[str]) -> str:

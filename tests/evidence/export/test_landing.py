@@ -6,7 +6,8 @@ import pytest
 
 from cameraready.evidence.export import FORMATS
 from cameraready.evidence.export.landing import land_files, landing_folder
-from cameraready.evidence.export.soundness import check, digest
+from cameraready.evidence.export.soundness import digest
+from cameraready.evidence.soundness import check
 from cameraready.evidence.subject import UsageError
 from tests.evidence.report_runs import a_result
 

@@ -1,5 +1,6 @@
 """What the page tells beside the pictures, and the files that a report is."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -146,13 +147,81 @@ def test_a_later_versions_keys_are_ignored():
     [
         ({}, "oddshap"),
         ({"tier": "smoke"}, "oddshap-smoke"),
-        ({"workloads": [{"name": "/home/ada/Churn Data.csv:left", "own": True}]}, "oddshap-on-churn-data-csv-left"),
-        ({"workloads": [{"name": "..\\..\\x", "own": True}]}, "oddshap-on-x"),
-        ({"workloads": [{"name": "<script>" * 40, "own": True}]}, ("oddshap-on-" + "script-" * 40)[:80].rstrip("-")),
+        ({"workloads": [{"name": "churn.csv:left", "own": True}]}, "oddshap-on-churn-csv-left"),
+        ({"command": "cameraready run oddshap --max-minutes 3"}, "oddshap"),
+        ({"workloads": [{"name": "/home/ada/Churn Data.csv:left", "own": True}]}, "oddshap-on-churn-data-csv-left-*"),
+        ({"workloads": [{"name": "..\\..\\x", "own": True}]}, "oddshap-on-x-*"),
+        (
+            {"workloads": [{"name": "<script>" * 40, "own": True}]},
+            ("oddshap-on-" + "script-" * 40)[:73].rstrip("-") + "-*",
+        ),
+        ({"command": "cameraready run oddshap --claim 1"}, "oddshap-*"),
     ],
 )
 def test_a_pages_folder_is_named_safely(result, changes, name):
-    assert page_name(replace(result, **changes)) == name
+    found = page_name(replace(result, **changes))
+    start, mark, _ = name.partition("*")
+    assert found.startswith(start)
+    assert re.fullmatch("[0-9a-f]{6}" if mark else "", found.removeprefix(start))
+
+
+def test_what_would_be_named_alike_is_kept_apart(result):
+    names = ["数据.csv:目标", "客户.csv:流失", "a/train.csv:y", "b/train.csv:y", "a_b.csv:y", "a-b.csv:y"]
+    folders = {page_name(replace(result, workloads=[{"name": name, "own": True}])) for name in names}
+    commands = [f"cameraready run oddshap {more}" for more in ("--claim 1", "--claim 2", "--with mine:a", "--seeds 3")]
+    folders |= {page_name(replace(result, command=command)) for command in commands}
+    assert len(folders) == len(names) + len(commands)
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x1b", "\ufffe", "\ud800", "\x0b"])
+def test_a_character_that_no_picture_can_hold_ends_nothing(result, tmp_path, character):
+    name = f"my{character}data.csv:y"
+    claims = [replace(verdict, workload=name) for verdict in result.claims]
+    page = replace(result, claims=claims).report(tmp_path)
+    assert "my\ufffddata.csv:y" in page.read_text(encoding="utf-8")
+
+
+def test_a_study_outside_the_catalogue_is_code_and_is_not_run_unasked(result, tmp_path, monkeypatch):
+    from cameraready.evidence.subject import UsageError
+
+    place = tmp_path / "evil"
+    result.save(place)
+    saved = json.loads((place / "results.json").read_text())
+    (place / "results.json").write_text(
+        json.dumps({**saved, "method": "evil_study:STUDY", "study": "evil_study:STUDY"})
+    )
+    (tmp_path / "evil_study.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match="outside the catalogue: that is code"):
+        read_result(place)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(UsageError, match="not a Study"):
+        read_result(place, trust=True)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": None}, "seconds should be a number"),
+        ({"environment": None}, "environment should be"),
+        ({"answer": ["a"]}, "answer should be text"),
+        ({"workloads": [{}]}, "the name of a workload should be text"),
+        ({"blocks": 10**400}, "blocks of claim .* is too large"),
+        ({"blocks": -1}, "a count of claim .* is negative"),
+        ({"low": None, "high": 1.0}, "has one end only"),
+        ({"verdict": "refuted"}, "Results of a later version need that version"),
+    ],
+)
+def test_results_that_are_none_are_refused_with_the_value_named(result, tmp_path, change, message):
+    result.save(tmp_path)
+    path = tmp_path / "results.json"
+    saved = json.loads(path.read_text())
+    for name, value in change.items():
+        (saved if name in saved else saved["claims"][0])[name] = value
+    path.write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=message):
+        read_result(tmp_path)
 
 
 def test_in_a_notebook_answer_and_verdicts_stand_alone(result):

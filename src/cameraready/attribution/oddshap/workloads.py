@@ -111,31 +111,61 @@ def boosted_trees(name: str, features: np.ndarray, target: np.ndarray) -> Worklo
     train, test, train_target, _ = train_test_split(features, target, test_size=0.3, random_state=0, stratify=target)
     model = LGBMClassifier(n_estimators=60, random_state=0, n_jobs=1, verbose=-1).fit(train, train_target)
     booster = model.booster_
-    background = np.random.default_rng(0).permutation(train)[:N_BACKGROUND]
+    background = off_thresholds(booster, np.random.default_rng(0).permutation(train)[:N_BACKGROUND])
+    test = off_thresholds(booster, test)
+
+    def game(instance: int) -> MarginalGame:
+        return MarginalGame(lambda rows: booster.predict(rows, raw_score=True), test[instance], background)
+
     return Workload(
         name,
         features.shape[1],
         min(N_ROWS, len(test)),
-        game=lambda instance: MarginalGame(
-            lambda rows: booster.predict(rows, raw_score=True), test[instance], background
-        ),
-        exact=_tree_values(booster, background, test),
+        game=game,
+        exact=_tree_values(booster, background, test, game),
         model=model,
         rows=test[:N_ROWS],
         background=background,
     )
 
 
-def _tree_values(booster: Any, background: Any, rows: Any) -> Callable[[int], np.ndarray]:
+def _tree_values(
+    booster: Any, background: np.ndarray, rows: np.ndarray, game: Callable[[int], Game]
+) -> Callable[[int], np.ndarray]:
     """Interventional TreeSHAP of the raw margin, which is exact for the game with the same background."""
 
     def values(instance: int) -> np.ndarray:
         import shap
 
         explainer = shap.TreeExplainer(booster, background, feature_perturbation="interventional", model_output="raw")
-        return np.ravel(explainer.shap_values(rows[instance : instance + 1], check_additivity=False))
+        found = np.ravel(explainer.shap_values(rows[instance : instance + 1], check_additivity=False))
+        ends = game(instance)(np.array([[False] * rows.shape[1], [True] * rows.shape[1]]))
+        gap = abs(found.sum() - (ends[1] - ends[0]))
+        if gap > 1e-6 * max(1.0, float(np.abs(found).sum())):
+            raise ValueError(f"TreeSHAP's values of row {instance} miss the model's own prediction by {gap:g}")
+        return found
 
     return values
+
+
+def off_thresholds(booster: Any, rows: np.ndarray) -> np.ndarray:
+    """`rows` (n, n_features) without the values of which LightGBM and shap would explain two different models.
+
+    Values within rounding of a split's threshold, which the two round differently, are moved just below it. A value that is
+    missing where none was in training counts as 0 for LightGBM, not for shap, and becomes 0.
+    """
+    moved = np.array(rows, dtype=float)
+    splits = booster.trees_to_dataframe()[["split_feature", "threshold", "missing_type"]].dropna()
+    for name, group in splits.groupby("split_feature"):
+        column = booster.feature_name().index(name)
+        if (group["missing_type"] == "None").all():
+            moved[np.isnan(moved[:, column]), column] = 0.0
+        thresholds = np.unique(group["threshold"].to_numpy(dtype=float))
+        nearest = thresholds[np.abs(moved[:, column, None] - thresholds).argmin(axis=1)]
+        near = 1e-9 * np.maximum(np.abs(nearest), 1e-30)
+        touching = np.abs(moved[:, column] - nearest) <= near  # never true of a missing value
+        moved[touching, column] = nearest[touching] - 1e3 * near[touching]
+    return moved
 
 
 def digits() -> Workload:
@@ -234,15 +264,18 @@ def fitted_table(name: str, features: pd.DataFrame, target: pd.Series) -> Worklo
         label, maker = (target.astype("string") == classes[-1]).astype(int).to_numpy(), LGBMClassifier
     train, test, train_label, _ = train_test_split(codes.to_numpy(), label, test_size=0.3, random_state=0)
     booster = maker(n_estimators=100, random_state=0, n_jobs=1, verbose=-1).fit(train, train_label).booster_
-    background = np.random.default_rng(0).permutation(train)[:N_BACKGROUND]
+    background = off_thresholds(booster, np.random.default_rng(0).permutation(train)[:N_BACKGROUND])
+    test = off_thresholds(booster, test)
+
+    def game(instance: int) -> MarginalGame:
+        return MarginalGame(lambda rows: booster.predict(rows, raw_score=True), test[instance], background)
+
     return Workload(
         name,
         codes.shape[1],
         min(N_ROWS, len(test)),
-        game=lambda instance: MarginalGame(
-            lambda rows: booster.predict(rows, raw_score=True), test[instance], background
-        ),
-        exact=_tree_values(booster, background, test),
+        game=game,
+        exact=_tree_values(booster, background, test, game),
         model=booster,
         rows=pd.DataFrame(test[:N_ROWS], columns=codes.columns),
         background=pd.DataFrame(background, columns=codes.columns),

@@ -54,7 +54,7 @@ def export(result: Result, to: str, out: Path, **options: Any) -> Written:
     ValueError
         If the result is damaged.
     """
-    from cameraready.evidence.export.soundness import check
+    from cameraready.evidence.soundness import check
 
     if to not in FORMATS:
         raise UsageError(f"there is no export to {to!r}; formats: {', '.join(FORMATS)}")

@@ -53,6 +53,7 @@ def log_run(result: Result, out: Path, tracking_uri: str | None = None) -> Writt
     artifacts = None
     if not uri:
         make_folder(out)
+        _make_database(client_class, (out / DATABASE).absolute())
         uri = f"sqlite:///{(out / DATABASE).absolute()}"
         artifacts = (out / ARTIFACTS).absolute().as_uri()
     mark = digest(result)
@@ -66,6 +67,18 @@ def log_run(result: Result, out: Path, tracking_uri: str | None = None) -> Writt
     place = str(out / DATABASE) if artifacts else f"{uri} (run {run_id})"
     again = f"This result was there already, as run {run_id}; nothing was added. " if known else ""
     return Written([place], f'{again}Look at it: mlflow ui --backend-store-uri "{uri}" (pip install mlflow)')
+
+
+def _make_database(client_class: Any, place: Path) -> None:
+    """A database with MLflow's tables, where there is none. One whose making was broken off can never be used again."""
+    if place.exists():
+        return
+    aside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        client_class(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
+        aside.replace(place)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _import_client() -> Any:

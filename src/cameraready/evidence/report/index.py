@@ -33,18 +33,21 @@ def render_index(folder: Path, history: Sequence[Run] = (), ledger: str = "") ->
     ledger : str
         Where that ledger is.
 
-    Raises
-    ------
-    ValueError
-        If a ``results.json`` there is damaged.
+    A run whose ``results.json`` cannot be read is listed as such, and is no reason not to show the others.
     """
-    runs = [_saved_run(path, folder) for path in _results(folder)]
+    runs, damaged = [], []
+    for path in _results(folder):
+        try:
+            runs.append(_saved_run(path, folder))
+        except ValueError as error:
+            damaged.append(str(error))
     by_command = {run["command"]: run["href"] for run in runs if run["command"]}
     recent = list(reversed(history))[:HISTORY_SHOWN]
     return page.render(
         "index.html.j2",
         rooms=_rooms(runs),
         n_runs=len(runs),
+        damaged=damaged,
         history=[_remembered(run, by_command) for run in recent],
         forgotten=len(history) - len(recent),
         ledger=ledger,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
+import itertools
 import os
 import re
+import shlex
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ import polars as pl
 from markupsafe import Markup
 
 from cameraready.evidence.outcomes import Verdict
-from cameraready.evidence.report import charts, forest, tables, wording
+from cameraready.evidence.report import charts, drawing, forest, tables, wording
 from cameraready.evidence.report.curves import Panel, Style, arm_styles, figure_panels, in_curves_order, swatch
 from cameraready.evidence.report.outlook import outlook
 from cameraready.evidence.study import Claim, Study, Untested
@@ -108,7 +111,7 @@ def write_page(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(drawing.drawable(text), encoding="utf-8")
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -116,7 +119,10 @@ def write_page(path: Path, text: str) -> Path:
 
 
 def folder_name(result: Result) -> str:
-    """``oddshap``, ``oddshap-smoke``, ``oddshap-on-churn-csv-left``: safe on any file system."""
+    """``oddshap``, ``oddshap-smoke``, ``oddshap-on-churn-csv-left``: safe on any file system.
+
+    What a name like that loses of the workloads' own (folders, letters outside a to z) is kept apart by a digest of them.
+    """
     parts = [result.card.slug]
     if result.tier != "desk":
         parts.append(result.tier)
@@ -125,7 +131,25 @@ def folder_name(result: Result) -> str:
         # Folders of a path say little; the last part tells tables apart.
         parts += ["on", *(re.split(r"[/\\]", name)[-1] for name in own)]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
-    return name[:80].rstrip("-")
+    plain = all(re.fullmatch(r"[a-z0-9]+([.:-][a-z0-9]+)*", name) for name in own)
+    asked = _questions(result.command)
+    if plain and len(name) <= 80 and not asked:
+        return name
+    mark = hashlib.sha256("\n".join([*own, *asked]).encode("utf-8", "surrogatepass")).hexdigest()[:6]
+    return f"{name[:73].rstrip('-')}-{mark}"
+
+
+#: Options that make another question of a run; a shorter run of the same question replaces its page.
+_ASKING = ("--with", "--without", "--set", "--seeds", "--claim", "--device", "--dtype")
+
+
+def _questions(command: str) -> list[str]:
+    """The options of a run's command that make it another run, with their values."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a command that was written by hand
+        return [command]
+    return [f"{flag} {value}" for flag, value in itertools.pairwise(words) if flag in _ASKING]
 
 
 # --- what the templates lay out -------------------------------------------------------------------------------------

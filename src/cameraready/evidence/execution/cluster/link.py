@@ -13,6 +13,7 @@ from typing import Any
 from cameraready.evidence.subject import UsageError
 
 CONNECT_SECONDS = 8.0
+SCHEMES = ("tcp", "tls", "ws", "wss", "ucx")
 _CALL_SECONDS = 10.0
 
 
@@ -24,6 +25,8 @@ def resolve(scheduler: Any) -> tuple[str, Any]:
     UsageError
         It is neither, or the extra is not installed.
     """
+    if isinstance(scheduler, str):
+        _check_address(scheduler)
     try:
         import distributed
     except ModuleNotFoundError as error:
@@ -40,6 +43,19 @@ def resolve(scheduler: Any) -> tuple[str, Any]:
     raise UsageError(
         f"scheduler must be an address such as tcp://host:8786, or a dask.distributed.Client; got {scheduler!r}"
     )
+
+
+def _check_address(scheduler: str) -> None:
+    """Raises `UsageError` for what cannot be an address; this takes no network and none of Dask."""
+    text = scheduler.strip()
+    scheme, has_scheme, rest = text.partition("://")
+    host, colon, port = (rest if has_scheme else text).rpartition(":")
+    fine = (not has_scheme or scheme in SCHEMES) and bool(host) and colon and port.isdecimal() and int(port) < 65_536
+    if not fine and not (has_scheme and scheme == "inproc"):
+        raise UsageError(
+            f"scheduler must be an address such as tcp://host:8786 ({', '.join(SCHEMES)}), or a dask.distributed.Client;"
+            f" got {scheduler!r}"
+        )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,5 +86,23 @@ def draw(chart: Any, rows: Mapping[str, Rows], *, name: str, title: str, descrip
     # configuration is added here because altair copies the whole chart for each part of one.
     spec = chart.to_dict(validate=False)
     spec |= {"config": CONFIG, "datasets": {key: list(table) for key, table in rows.items()}}
-    drawn = str(vl_convert.vegalite_to_svg(spec))
-    return svg.for_page(drawn, name=name, title=title, description=description)
+    drawn = str(vl_convert.vegalite_to_svg(_drawable(spec)))
+    return svg.for_page(drawn, name=name, title=drawable(title), description=drawable(description))
+
+
+#: What XML 1.0 cannot hold: control characters, halves of surrogate pairs, two that are none. The chart library ends the
+#: whole process at the sight of one.
+_UNDRAWABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def drawable(text: str) -> str:
+    """`text` with a replacement character for each that a picture or a page cannot hold."""
+    return _UNDRAWABLE.sub("\ufffd", text)
+
+
+def _drawable(part: Any) -> Any:
+    if isinstance(part, str):
+        return drawable(part)
+    if isinstance(part, Mapping):
+        return {key: _drawable(value) for key, value in part.items()}
+    return [_drawable(item) for item in part] if isinstance(part, list | tuple) else part
