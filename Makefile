@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 NEWEST := .venv-newest
 # What says nothing about a Python: built pages and packages, other libraries' environments.
-NEWEST_TESTS ?= -m 'not torch and not models and not peers' --ignore=tests/docs --ignore=tests/distribution --ignore=tests/evidence/report_pages
+NEWEST_TESTS ?= -m 'not torch and not models and not peers and not slow' --ignore=tests/docs --ignore=tests/distribution --ignore=tests/evidence/report_pages
 METHOD ?= oddshap
 TIER ?= desk
 
