@@ -73,13 +73,17 @@ def _entry(card: Card) -> Entry:
 
 
 def problems_index(cards: Sequence[Card]) -> str:
-    listed = [(room_title(room), _described(room)[1], room, _of(cards, room)) for room in rooms(cards)]
-    return pages.render("problems.md.j2", rooms=listed, replacements=_replacements(cards))
+    return pages.render("problems.md.j2", rooms=_listed(cards), replacements=_replacements(cards))
 
 
 def methods_index(cards: Sequence[Card]) -> str:
     listed = [(room_title(room), room, [_entry(card) for card in _of(cards, room)]) for room in rooms(cards)]
     return pages.render("methods.md.j2", rooms=listed)
+
+
+def _listed(cards: Sequence[Card]) -> list[tuple[str, str, str, list[Card]]]:
+    """Title, question, name and methods of every room."""
+    return [(room_title(room), _described(room)[1], room, _of(cards, room)) for room in rooms(cards)]
 
 
 def _of(cards: Sequence[Card], room: str) -> list[Card]:
@@ -112,14 +116,7 @@ def _replacements(cards: Sequence[Card]) -> list[Replacement]:
 
 def problems() -> str:
     """The rooms and their methods, for the front page."""
-    cards = catalog()
-    listed = [(room_title(room), _described(room)[1], room, _of(cards, room)) for room in rooms(cards)]
-    return pages.render("front_rooms.md.j2", rooms=listed, name=methods.display_name)
-
-
-def replacements(*, href: str = "methods/") -> str:
-    """The table from what a reader uses today to what may replace it."""
-    return pages.render("replacements.md.j2", replacements=_replacements(catalog()), href=href)
+    return pages.render("front_rooms.md.j2", rooms=_listed(catalog()), name=methods.display_name)
 
 
 def flagship(slug: str, today: str) -> str:

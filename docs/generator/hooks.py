@@ -25,7 +25,6 @@ _MARKER = re.compile(r"<!-- generated: (\w+)(?: ([^>]*?))? -->")
 #: What a marker in a hand-written page is replaced with: `<!-- generated: name arguments -->`.
 _MARKED = {
     "problems": finding.problems,
-    "replacements": finding.replacements,
     "example": finding.flagship,
     "verdict": methods.one_verdict,
     "ratios": methods.block_ratios,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pages
 import polars as pl
@@ -191,8 +188,3 @@ def block_ratios(slug: str, label: str, workload: str) -> str:
         ratios=[math.exp(x) for x in logs],
         n=n, mean=mean, deviation=deviation, quantile=quantile, half=half, low=low, high=high,
     )  # fmt: skip
-
-
-def saved(card: Card) -> Mapping[str, Any]:
-    """``results.json`` of a method, as it came out."""
-    return json.loads(card.results_path.read_text(encoding="utf-8"))

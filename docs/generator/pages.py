@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import html
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import jinja2
 from markupsafe import Markup
 
 from cameraready.evidence.report import wording
-from cameraready.evidence.rules import significant
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -23,12 +21,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def number(x: float | None) -> str:
-    return "–" if x is None else signed(significant(x))
-
-
-def signed(text: str) -> str:
-    """`text` with real minus signs before its numbers."""
-    return re.sub(r"(?<![\w.\-])-(?=[\d.])", "−", text)
+    return wording.signed(wording.number(x))
 
 
 def code(name: str) -> Markup:
@@ -46,5 +39,5 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.globals.update(w=wording)
-    environment.filters.update(number=number, code=code, signed=signed)
+    environment.filters.update(number=number, code=code, signed=wording.signed)
     return environment

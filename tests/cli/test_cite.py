@@ -13,7 +13,7 @@ from pybtex.database import parse_string
 from cameraready import citation, tex
 from cameraready.card import Card
 from cameraready.catalog import resolve
-from tests.evidence.export.test_latex import need
+from tests.evidence.export.programs import need
 
 ROOT = Path(__file__).parents[2]
 

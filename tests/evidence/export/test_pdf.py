@@ -1,7 +1,6 @@
 """Figures for papers: one vector PDF a picture, every word in it, fonts inside, no colour left to a style sheet."""
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,12 @@ import pytest
 
 from cameraready.evidence.export.pictures import light_colours, pictures, slug
 from cameraready.evidence.subject import UsageError
+from tests.evidence.export.programs import need
 from tests.evidence.report_runs import ARMS, a_result
 
 
 def words(path):
-    if shutil.which("pdftotext") is None:
-        pytest.skip("no pdftotext (Debian: poppler-utils)")
+    need("pdftotext")
     return " ".join(subprocess.run(["pdftotext", path, "-"], capture_output=True, check=True).stdout.decode().split())
 
 
@@ -41,8 +40,7 @@ def test_each_is_one_whole_pdf_page(files):
 
 
 def test_fonts_are_embedded(files):
-    if shutil.which("pdffonts") is None:
-        pytest.skip("no pdffonts (Debian: poppler-utils)")
+    need("pdffonts")
     for path in files:
         table = subprocess.run(["pdffonts", path], capture_output=True, check=True, text=True).stdout
         lines = table.splitlines()[2:]

@@ -66,10 +66,10 @@ def _saved_run(path: Path, folder: Path) -> dict[str, Any]:
         return {
             "method": str(saved["method"]),
             "room": _room_of(str(saved["method"])),
-            "tier": saved["tier"],
+            "tier": str(saved["tier"]),
             "lead": _first_clause(saved["answer"]),
             "incomplete": saved["incomplete"],
-            "command": saved["command"],
+            "command": str(saved["command"]),
             "own": [load["name"] for load in saved["workloads"] if load.get("own")],
             "verdicts": verdicts_of(saved),
             "started": saved["started"],

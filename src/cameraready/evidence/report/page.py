@@ -259,11 +259,6 @@ def _value(x: Any) -> str:
     return f"{x:,}" if isinstance(x, int) else wording.number(x)
 
 
-def _signed(text: str) -> str:
-    """`text` with real minus signs before its numbers."""
-    return re.sub(r"(?<![\w.\-])-(?=[\d.])", "−", text)
-
-
 def _condition(condition: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_value(value)}" for name, value in condition.items())
 
@@ -278,7 +273,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(w=wording, condition=_condition)
-    environment.filters.update(value=_value, svg=Markup, signed=_signed)
+    environment.filters.update(value=_value, svg=Markup, signed=wording.signed)
     return environment
 
 

@@ -67,6 +67,11 @@ def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else significant(value)
 
 
+def signed(text: str) -> str:
+    """`text` with real minus signs before its numbers."""
+    return re.sub(r"(?<![\w.\-])-(?=[\d.])", "−", text)
+
+
 def interval(verdict: Verdict) -> str:
     """``[0.17, 0.26]``, or empty where the verdict has no interval, or one from too few blocks to mean anything."""
     if verdict.low is None or verdict.high is None or verdict.blocks < MIN_BLOCKS:
