@@ -1,0 +1,1 @@
+"""Sparse linear algebra for exact Gaussian processes: orderings, factors, iterative solvers."""
