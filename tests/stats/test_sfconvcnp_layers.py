@@ -12,15 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cameraready.stats.sfconvcnp import AliasingWarning, SetFourierConv, SetFourierVolterraConv
 from cameraready.stats.sfconvcnp.frequencies import FrequencyGrid
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Layers as small as these lose more to a second thread than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_torch_thread")]
 
 LAYERS = {
     "plain": (SetFourierConv, {}),

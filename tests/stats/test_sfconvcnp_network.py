@@ -10,15 +10,7 @@ import torch
 from cameraready.stats.sfconvcnp import AliasingWarning, SFConvCNP
 from cameraready.stats.sfconvcnp.tasks import batch_of
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Layers as small as these lose more to a second thread than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_torch_thread")]
 
 MODELS = {
     "sfconv": {},

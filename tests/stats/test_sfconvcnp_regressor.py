@@ -11,15 +11,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from cameraready.stats.sfconvcnp import AliasingWarning, NeuralProcessRegressor
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Layers as small as these lose more to a second thread than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_torch_thread")]
 
 SMALL = {"width": 8, "n_blocks": 1, "groups": 4, "max_freq": 2.0, "n_steps": 5, "batch_size": 4, "random_state": 0}
 

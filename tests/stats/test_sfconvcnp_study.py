@@ -12,6 +12,8 @@ from torch.distributions import Normal
 from cameraready.evidence.specs import SpecError, parse
 from cameraready.stats.sfconvcnp import probes, rivals, training, workloads
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize("name", ["rbf", "matern"])
 def test_the_ceiling_is_the_exact_posteriors_likelihood(name):
