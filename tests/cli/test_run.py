@@ -253,4 +253,5 @@ def test_a_run_in_which_nothing_finished_is_an_error(cli, toys):
     ran = cli("run", "tidy", *smoke)
     assert ran.exit_code == 1
     assert "no trial finished" in ran.stderr
+    assert "the first failure: RuntimeError: broken" in ran.stderr
     assert Path("report/tidy-smoke/index.html").is_file()

@@ -375,7 +375,7 @@ def test_huge_coordinates_and_many_columns():
         ({"noise": np.ones(3)}, ValueError, "one variance for each of the 350 points"),
         ({"mean": "guess"}, ValueError, "mean must be"),
         ({"mean": lambda X: np.ones(2)}, ValueError, "mean must return 350 finite values"),
-        ({"noise": "learn", "noise_bounds": (0, 1)}, ValueError, "noise_bounds must be positive"),
+        ({"noise": "learn", "noise_bounds": (0, 1)}, ValueError, "noise_bounds must be two positive"),
     ],
 )
 def test_mistakes_are_explained(options, error, message):

@@ -130,9 +130,7 @@ def _run_each(
                 page = write_run(finished, out, alone=len(methods) == 1)
                 done.append(_tell_result(finished, page, title, as_json))
                 if _nothing_finished(finished) and not _was_interrupted(finished):
-                    failing.say(
-                        f"{title or method}: no trial finished, so there is nothing to judge; the report shows why."
-                    )
+                    failing.say(f"{title or method}: no trial finished, so there is nothing to judge; {_why(finished)}")
                     codes.append(failing.ERROR)
                     continue
                 if open_page:
@@ -147,6 +145,11 @@ def _run_each(
             if len(methods) > 1:
                 done.append({"method": method, "error": failing.sentence(error)})
     return done, codes
+
+
+def _why(finished: Any) -> str:
+    lines = finished.failures[0].error.strip().splitlines() if finished.failures else []
+    return f"the first failure: {lines[-1]}" if lines else "the report shows why."
 
 
 def _check(method: str, options: dict[str, Any]) -> Any:

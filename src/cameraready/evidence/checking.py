@@ -28,6 +28,7 @@ from cameraready.evidence.planning import (
     workloads_of,
 )
 from cameraready.evidence.results import Result, commit_of, environment
+from cameraready.evidence.specs import SpecError
 from cameraready.evidence.study import Study, Tier
 from cameraready.evidence.subject import Subject, UsageError, load_subject
 
@@ -270,13 +271,20 @@ def _unprepared(conduct: Conduct) -> list[str]:
 def _settled(study: Study, selection: Selection, loads: Sequence[Load]) -> dict[str, str]:
     """The user's workloads on which there is nothing to find out, and the sentence that says why.
 
-    They are opened here, before anything else is done, so that a table without its column is told at once.
+    Their tables are opened here, before anything else is done, so that one without its column is told at once.
     """
-    if study.settled is None:
-        return {}
-    sentences = {
-        load.name: study.settled(study.open(load.spec), selection.conditions(load)) for load in loads if load.own
-    }
+    sentences = {}
+    for load in loads:
+        if not load.own or (study.settled is None and load.spec.kind != "table"):
+            continue
+        try:
+            workload = study.open(load.spec)
+        except SpecError:
+            raise
+        except ValueError as error:
+            raise UsageError(f"{load.name} cannot be used: {error}") from error
+        if study.settled is not None:
+            sentences[load.name] = study.settled(workload, selection.conditions(load))
     return {name: sentence for name, sentence in sentences.items() if sentence}
 
 

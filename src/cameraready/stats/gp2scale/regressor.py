@@ -37,14 +37,14 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         between neighbours.
     noise: variance of the observations: a number; "learn" for one learned variance; a callable X -> (n,); or an array (n,).
         As scikit-learn's alpha it is added to the diagonal, so with `normalize_y` it is in units of the normalised variance.
-    noise_bounds: bounds for a learned variance.
+    noise_bounds: bounds for a learned variance; None takes 1e-6 to 10 times the mean square of y.
     mean: a number; "learn" for a constant by generalised least squares, whose uncertainty enters the variances; or a callable
         X -> (n,).
     solver: "cholesky" factors exactly; "cg" solves by preconditioned conjugate gradients with a stochastic log-determinant,
-        whose relative error is some 1e-3; "auto" takes the first when the factor fits in `max_factor_bytes`.
+        whose relative error is some 1e-3 to 1e-2; "auto" takes the first when the factor fits in `max_factor_bytes`.
     backend: of the factorisation: "auto" and "multifrontal" are ours; "superlu", "qdldl", "cholmod" other libraries'.
     optimizer: "lbfgs" (exact gradients), "mcmc" (the paper's Metropolis-Hastings, prior uniform in log-hyper-parameters
-        within the bounds; `kernel_` is the best state, `samples_` keeps the chain), or None.
+        within the bounds; `kernel_` is the best state, with which predictions are made, `samples_` keeps the chain), or None.
     n_restarts_optimizer: further starts, drawn within the bounds, or further chains.
     max_iter: of each L-BFGS run.
     n_samples: Metropolis-Hastings steps of each chain; the first half adapts and is not kept.
@@ -57,7 +57,7 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
     Attributes
     ----------
     kernel_, noise_ (a number, or (n,)), mean_ (a number or a callable), theta_ (natural logarithms),
-    log_marginal_likelihood_value_, sparsity_ (the share of non-zeros of K), samples_ (kept, len(theta)),
+    log_marginal_likelihood_value_, sparsity_ (the share of non-zeros of K), samples_ (kept, len(theta): states as theta_),
     sample_log_likelihoods_, acceptance_rate_, solver_ (what factored), factor_nonzeros_, n_iter_ (of
     the longest run), X_train_, y_train_.
 
@@ -79,7 +79,7 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         kernel: SparseKernel | None = None,
         *,
         noise: Noise = 1e-2,
-        noise_bounds: Any = (1e-6, 1e2),
+        noise_bounds: Any = None,
         mean: float | Literal["learn"] | Callable[[Any], np.ndarray] = 0.0,
         solver: Literal["auto", "cholesky", "cg"] = "auto",
         backend: Literal["auto", "multifrontal", "superlu", "qdldl", "cholmod"] = "auto",
@@ -117,9 +117,21 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         X: (n, d), or any sequence of n inputs when the kernel does not require vectors. y: (n,).
         client: a `distributed.Client`; assembly, starts and chains then run on its workers, with the same result.
 
-        Returns the estimator. Raises ValueError for unusable data, NotPositiveDefinite for a kernel that is not positive
-        definite at the start. Interrupted (Ctrl-C), it keeps the best hyper-parameters so far and is ready to predict.
+        Returns the estimator. Raises ValueError for unusable data or a start outside its bounds, NotPositiveDefinite for a
+        kernel that is not positive definite at the start; the estimator is then as it was before. Interrupted (Ctrl-C), it keeps
+        the best hyper-parameters so far and is ready to predict. Warns ConvergenceWarning for hyper-parameters that end at a bound.
         """
+        before, trace = self.__dict__.copy(), Trace()
+        try:
+            return self._fit(X, y, client, trace)
+        except BaseException as error:
+            settled = self.__dict__.get("theta_") is not before.get("theta_")
+            if not (settled and (trace.evaluations or isinstance(error, KeyboardInterrupt))):
+                self.__dict__.clear()
+                self.__dict__.update(before)
+            raise
+
+    def _fit(self, X: Any, y: Any, client: Any, trace: Trace) -> SparseGPRegressor:
         setting.check_options(self)
         X, y = self._checked(X, y, first=True)
         generator = check_random_state(self.random_state)
@@ -128,6 +140,7 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         self._shift, self._unit = setting.units(residual) if self.normalize_y else (0.0, 1.0)
         residual = (residual - self._shift) / self._unit
         kernel = setting.default_kernel(X, residual) if self.kernel is None else self.kernel
+        kernel.diag(X[:1])  # its parameters are looked at before anything is built on them
         noise = setting.noise_variances(self.noise, X, self.noise_bounds)
         if noise is not None and kernel.requires_vector_input:
             setting.refuse_noiseless_duplicates(X, noise)
@@ -139,21 +152,21 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         self._likelihood = LogLikelihood(
             kernel, X, residual, noise=noise, learn_mean=self.mean == "learn", system=system
         )
-        self._search(setting.Plan.of(self, self._likelihood, generator), client)
+        self._search(setting.Plan.of(self, self._likelihood, generator), client, trace)
         return self
 
-    def _search(self, plan: setting.Plan, client: Any) -> None:
+    def _search(self, plan: setting.Plan, client: Any, trace: Trace) -> None:
         """Run the optimizer; whatever stops it, the best point so far becomes the fitted one."""
-        trace = Trace()
         self._posterior: Posterior | None = None
         likelihood = self._likelihood
         try:
             plan.run(likelihood, trace, client)
             self._settle(trace, plan)
+            plan.warn_at_bounds(self.theta_)
             with plan.assembling(likelihood, client):
                 self._posterior_at_theta()
         except BaseException as error:
-            if trace.theta is not None or isinstance(error, KeyboardInterrupt):
+            if trace.evaluations or isinstance(error, KeyboardInterrupt):
                 self._settle(trace, plan)
             raise
 
@@ -162,7 +175,8 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         self.theta_ = plan.starts[0] if trace.theta is None else trace.theta
         kernel, noise = self._likelihood.split(self.theta_)
         self.kernel_ = kernel
-        self.noise_ = noise if self._likelihood.noise is not None and not np.isscalar(self.noise) else float(noise[0])
+        given = self._likelihood.noise is not None and (callable(self.noise) or np.ndim(self.noise) > 0)
+        self.noise_ = noise if given else float(noise[0])
         self.n_iter_ = max(1, trace.iterations)
         self.mean_ = self.mean if self.mean != "learn" else float("nan")
         self.samples_ = np.array(trace.samples).reshape(len(trace.samples), len(self.theta_))
@@ -241,10 +255,15 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         if self.kernel is None or self.kernel.requires_vector_input:
             if not first:
                 return validate_data(self, X, dtype=np.float64, reset=False), None
-            return validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, copy=True)
+            return X, np.array(y)
+        if isinstance(X, str):
+            raise ValueError("X must be a sequence of inputs, got one string")
+        X = X.to_numpy() if hasattr(X, "to_numpy") else X  # a pandas series would be indexed by its labels
         if not first:
             return X, None
-        y = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64), warn=True)
+        X = X.copy() if hasattr(X, "copy") else list(X)
+        y = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, copy=True), warn=True)
         check_consistent_length(X, y)
         if not count_points(X):
             raise ValueError("X holds no points")

@@ -222,7 +222,10 @@ def called(method: Callable[..., Any]) -> Regress:
 
     def regress(split: Split, seconds: float) -> dict[str, Any]:
         started = time.process_time()
-        mean, std = method(split.X_train, split.y_train, split.X_test)
+        found = method(split.X_train, split.y_train, split.X_test)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise ValueError(f"an arm must return (mean, std), got {type(found).__name__}")
+        mean, std = (np.asarray(part, dtype=float) for part in found)
         return {"mean": mean, "std": std, "fit_seconds": time.process_time() - started}
 
     return regress

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import KernelOperator
 
 from cameraready.stats.gp2scale.kernels import Amplitude, SparseKernel, Wendland
 from cameraready.stats.gp2scale.kernels.base import count_points
@@ -20,8 +23,8 @@ NEIGHBOURS, FEWEST = 50, 4
 # Its largest radius holds all of up to 2,000 points; of more, about so many non-zeros, and so many neighbours in any case.
 MOST_NONZEROS, MOST = 4_000_000, 200
 
-# A learned noise starts at this share of the mean square of y.
-NOISE_SHARE = 0.05
+# A learned noise starts at this share of the mean square of y, and stays within these unless noise_bounds say otherwise.
+NOISE_SHARE, NOISE_BOUNDS = 0.05, (1e-6, 10.0)
 
 CHOICES = {
     "solver": ("auto", "cholesky", "cg"),
@@ -36,26 +39,41 @@ def check_options(estimator: Any) -> None:
         if getattr(estimator, name) not in allowed:
             raise ValueError(f"{name} must be one of {list(allowed)}, got {getattr(estimator, name)!r}")
     kernel = estimator.kernel
+    if isinstance(kernel, KernelOperator) and not isinstance(kernel, SparseKernel):
+        raise TypeError(
+            f"{kernel!r} joins a kernel of scikit-learn with one of this package; wrap the former: Core(RBF()) * Wendland(radius)"
+        )
     if kernel is not None and not isinstance(kernel, SparseKernel):
         raise TypeError(
             f"kernel must be one of this package's kernels, got {kernel!r}; a kernel of scikit-learn becomes one as "
             "Core(kernel) * Wendland(radius)"
         )
+    for name, least in (("max_iter", 1), ("n_samples", 1), ("n_probes", 1), ("n_restarts_optimizer", 0)):
+        if not getattr(estimator, name) >= least:
+            raise ValueError(f"{name} must be at least {least}, got {getattr(estimator, name)!r}")
+    for name in ("tol", "max_factor_bytes"):
+        if not getattr(estimator, name) > 0:
+            raise ValueError(f"{name} must be above 0, got {getattr(estimator, name)!r}")
     if isinstance(estimator.noise, str) and estimator.noise != "learn":
         raise ValueError(f"noise must be a number, 'learn', a callable or an array, got {estimator.noise!r}")
-    if isinstance(estimator.mean, str) and estimator.mean != "learn":
+    if estimator.mean is None or (isinstance(estimator.mean, str) and estimator.mean != "learn"):
         raise ValueError(f"mean must be a number, 'learn' or a callable, got {estimator.mean!r}")
 
 
 def default_kernel(X: np.ndarray, y: np.ndarray) -> SparseKernel:
     """Amplitude * Wendland, its radius and bounds from quantiles of the distances between neighbours in X (n, d)."""
-    n = len(X)
+    places = np.unique(X, axis=0)
+    repeats = len(X) / len(places)
     span = float(np.linalg.norm(X.max(axis=0) - X.min(axis=0))) or 1.0
-    radius, low = (float(np.median(neighbour_distances(X, k))) if n > 1 else 0.0 for k in (NEIGHBOURS, FEWEST))
-    most = max(MOST, MOST_NONZEROS // n)
-    high = 4 * span if n <= most else float(np.median(neighbour_distances(X, most)))
-    radius = radius or span
-    low = min(low or radius / 10, radius)
+
+    def distance(rows: int) -> float:
+        """The median radius that holds so many rows, equal ones counted."""
+        return float(np.median(neighbour_distances(places, max(1, round(rows / repeats))))) if len(places) > 1 else 0.0
+
+    most = max(MOST, MOST_NONZEROS // len(X))
+    high = 4 * span if len(X) <= most else distance(most)
+    radius = distance(NEIGHBOURS) or span
+    low = min(distance(FEWEST) or radius / 10, radius)
     variance = float(np.mean(y**2)) or 1.0
     return Amplitude(variance, variance_bounds=(1e-3 * variance, 1e3 * variance)) * Wendland(
         radius, length_scale_bounds=(low, max(high, radius))
@@ -81,10 +99,12 @@ def noise_variances(noise: Any, X: Any, bounds: Any) -> np.ndarray | None:
     """The variances (n,), or None when one is learned."""
     n = count_points(X)
     if isinstance(noise, str):
-        if not 0 < bounds[0] <= bounds[1]:
-            raise ValueError(f"noise_bounds must be positive and in order, got {bounds}")
+        if bounds is not None and (
+            np.shape(bounds) != (2,) or isinstance(bounds, str) or not 0 < bounds[0] <= bounds[1]
+        ):
+            raise ValueError(f"noise_bounds must be two positive numbers in order, or None, got {bounds!r}")
         return None
-    values = np.asarray(noise(X) if callable(noise) else noise, dtype=float)
+    values = np.array(noise(X) if callable(noise) else noise, dtype=float)  # a copy: the caller may change theirs
     if values.ndim == 0:
         values = np.full(n, float(values))
     if values.shape != (n,):
@@ -121,11 +141,12 @@ def refuse_noiseless_duplicates(X: np.ndarray, noise: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """One search: its starts (each (p,)), bounds (p, 2), blocks of theta, and a seed for each chain."""
+    """One search: its starts (each (p,)), bounds (p, 2), names (p,), blocks of theta, and a seed for each chain."""
 
     optimizer: str | None
     starts: list[np.ndarray]
     bounds: np.ndarray
+    names: list[str]
     blocks: list[np.ndarray]
     seeds: list[int]
     max_iter: int
@@ -137,19 +158,23 @@ class Plan:
         kernel, learn_noise = likelihood.kernel, likelihood.noise is None
         theta, bounds = kernel.theta, np.asarray(kernel.bounds, dtype=float).reshape(-1, 2)
         sizes = [h.n_elements for h in kernel.hyperparameters if not h.fixed]
+        names = [h.name for h in kernel.hyperparameters if not h.fixed for _ in range(h.n_elements)]
         if learn_noise:
-            low, high = np.log(estimator.noise_bounds)
-            theta = np.append(theta, np.clip(np.log(NOISE_SHARE * (float(np.mean(likelihood.y**2)) or 1.0)), low, high))
+            scale = float(np.mean(likelihood.y**2)) or 1.0
+            low, high = np.log(estimator.noise_bounds or [scale * share for share in NOISE_BOUNDS])
+            theta = np.append(theta, np.clip(np.log(NOISE_SHARE * scale), low, high))
             bounds = np.vstack([bounds, [low, high]])
             sizes.append(1)
+            names.append("noise")
         optimizer = estimator.optimizer if len(theta) else None
         starts = [theta]
         if optimizer is not None:
+            _check_bounds(names, theta, bounds, everywhere=optimizer == "mcmc" or estimator.n_restarts_optimizer > 0)
             starts = _starts(theta, bounds)
             for _ in range(estimator.n_restarts_optimizer):
                 starts.append(generator.uniform(bounds[:, 0], bounds[:, 1]))
         seeds = [int(seed) for seed in generator.randint(2**31 - 1, size=len(starts))]
-        return cls(optimizer, starts, bounds, blocks_of(sizes), seeds, estimator.max_iter, estimator.n_samples)
+        return cls(optimizer, starts, bounds, names, blocks_of(sizes), seeds, estimator.max_iter, estimator.n_samples)
 
     def run(self, likelihood: LogLikelihood, trace: Trace, client: Any) -> None:
         """Fill `trace` from every start; on a cluster, several starts run side by side, one spreads its assembly."""
@@ -205,10 +230,42 @@ class Plan:
         finally:
             likelihood.assemble = before
 
+    def warn_at_bounds(self, theta: np.ndarray) -> None:
+        """Say which hyper-parameters ended at a bound, where the likelihood may still rise."""
+        if self.optimizer != "lbfgs":
+            return
+        for side, word in ((0, "lower"), (1, "upper")):
+            at = [
+                name
+                for name, value, bound in zip(self.names, theta, self.bounds[:, side], strict=True)
+                if np.isclose(value, bound)
+            ]
+            if at:
+                warnings.warn(
+                    f"{', '.join(dict.fromkeys(at))} ended at the {word} bound; where that is not meant, widen the bounds",
+                    ConvergenceWarning,
+                    stacklevel=5,
+                )
+
 
 def _run_start(shared: tuple[Plan, LogLikelihood], k: int) -> Trace:
     plan, likelihood = shared
     return plan.run_start(likelihood, k, Trace())
+
+
+def _check_bounds(names: list[str], theta: np.ndarray, bounds: np.ndarray, *, everywhere: bool) -> None:
+    """Refuse bounds that are none, and starts outside them; `everywhere`: bounds that nobody can draw from."""
+    for name, value, (low, high) in zip(names, theta, bounds, strict=True):
+        if np.isnan([low, high]).any() or low > high:
+            raise ValueError(f"the bounds of {name} must be positive numbers in order")
+        if everywhere and not np.isfinite([low, high]).all():
+            raise ValueError(f"the bounds of {name} must be above 0 and finite for restarts and for MCMC")
+        slack = 1e-9 * max(1.0, abs(value))
+        if np.isfinite(value) and not low - slack <= value <= high + slack:
+            raise ValueError(
+                f"{name} starts at {np.exp(value):.4g}, outside its bounds {np.exp(low):.4g} to {np.exp(high):.4g}; give bounds in "
+                "the units of your data"
+            )
 
 
 def _starts(theta: np.ndarray, bounds: np.ndarray) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cameraready.stats.gp2scale.algebra.iterative import kd_clusters
-from cameraready.stats.gp2scale.kernels.base import Entries, SparseKernel, count_points
+from cameraready.stats.gp2scale.kernels.base import Entries, SparseKernel, count_points, with_diagonal
 
 # Blocks of rows for each thread of the cluster: enough to even out slow ones.
 BLOCKS_PER_THREAD = 4
@@ -63,9 +63,7 @@ def strip(kernel: SparseKernel, X: Any, block: np.ndarray, eval_gradient: bool) 
     rows, cols = block[found[0]], found[1]
     upper = rows <= cols
     rows, cols = rows[upper], cols[upper]
-    lacking = np.setdiff1d(block, rows[rows == cols])
-    rows, cols = np.concatenate([rows, lacking]), np.concatenate([cols, lacking])
-    return kernel.entries_at(X, rows, cols, eval_gradient)
+    return kernel.entries_at(X, *with_diagonal(rows, cols, block), eval_gradient)
 
 
 def run_everywhere(client: Any, tasks: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:

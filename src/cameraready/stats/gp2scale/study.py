@@ -30,6 +30,8 @@ PAPER = "Noack et al., 2026, arXiv:2512.06143"
 REAL = ("elevation", "co2", "ames")
 PAPERS_BUDGET = ("svgp-10", "ski-20")
 FAIR_BUDGET = ("svgp-256", "ski-1000")
+#: Of the sizes in the growth part, those that the share of assembly is judged at.
+LARGEST = 32_000
 
 
 def of(part: str) -> pl.Expr:
@@ -74,7 +76,8 @@ STUDY = Study(
         **{name: ["fvgp"] for name in FVGP},
     },
     accepts=["table"],
-    own_arm="a callable (X_train, y_train, X_test) -> (mean, std) of y at X_test, each of shape (n_test,)",
+    own_arm="a callable (X_train, y_train, X_test) -> (mean, std) of y at X_test, each (n_test,); all standardised by the training rows, "
+    "std with the noise in it",
     component=ready_regressor,
     covers="which sample is drawn, or which rows are learned from and which are held out",
     covers_own="which rows the table has (they are resampled, each counting once) and which of them are held out",
@@ -98,8 +101,8 @@ STUDY = Study(
             part="b",
             paper="(The same of the gradient, which the paper does not use.)",
             tested="The gradient of the log-likelihood differs by at most 1e-8 (relative) from the dense one.",
-            scope="exact",
-            source=PAPER,
+            scope="ours",
+            source="this study",
             measure=violations(pl.col("gradient_gap") > 1e-8, "a difference above 1e-8"),
             rule=always(),
             where=of("exactness") & pl.col("gradient_gap").is_not_null(),
@@ -109,8 +112,8 @@ STUDY = Study(
             2,
             part="a",
             paper="On a wiggly function the error is about half of SVGP's and SKI's (.107 against .19), which have 10 inducing points and a grid of 20.",
-            tested="RMSE at most 0.7 times that of the better of the two, at their budget of the paper.",
-            scope="exact",
+            tested="RMSE at most 0.7 times that of the better of SVGP and SKI, at their budget of the paper.",
+            scope="reduced",
             source=f"{PAPER}, one-dimensional example",
             measure=versus_best("rmse", "gp2scale", peers=PAPERS_BUDGET),
             rule=below(0.7),
@@ -143,7 +146,7 @@ STUDY = Study(
             part="d",
             paper="It is on par with a dense Matern 3/2 process (.107 against .109).",
             tested="RMSE within a tenth of scikit-learn's dense process.",
-            scope="exact",
+            scope="reduced",
             source=f"{PAPER}, one-dimensional example",
             measure=ratio("rmse", "gp2scale", "matern"),
             rule=within(0.9, 1.1),
@@ -185,7 +188,7 @@ STUDY = Study(
         Claim(
             4,
             paper="On houses in California (8 columns) the error is a fifth below that of SVGP and Vecchia (.49 against .60).",
-            tested="On houses in Ames (8 columns), RMSE below that of the better of the two.",
+            tested="On houses in Ames (8 columns), or your table, RMSE below that of the better of SVGP and Vecchia.",
             scope="proxy",
             source=f"{PAPER}, housing",
             measure=versus_best("rmse", "gp2scale", peers=("svgp-256", "vecchia")),
@@ -230,12 +233,13 @@ STUDY = Study(
             6,
             part="c",
             paper="The covariance dominates the time of an iteration.",
-            tested="Assembly is more than half of an exact likelihood.",
+            tested="Assembly is more than half of an exact likelihood of 32,000 points or more.",
             scope="reduced",
             source=f"{PAPER}, scaling",
             measure=average("assembly_share", "gp2scale"),
             rule=above(0.5),
-            where=of("growth"),
+            where=of("growth") & (pl.col("n") >= LARGEST),
+            changed="first an average over all sizes, which held (0.518 of the time); the share falls with size, and size is what it is about",
             workloads=["uniform"],
         ),
         Untested(
@@ -283,7 +287,7 @@ STUDY = Study(
             8,
             part="b",
             paper="(Ours.) The same with 20,000 points.",
-            tested="Time at most a thirtieth of fvGP 4.10's, faster of its two iterative solvers (its direct one is slower there).",
+            tested="Time at most a thirtieth of fvGP 4.10's, faster of its two iterative solvers (its direct one is left out).",
             scope="ours",
             source="this study",
             measure=versus_best("seconds", "gp2scale", peers=("fvgp-minres", "fvgp-ichol")),
@@ -325,7 +329,7 @@ STUDY = Study(
         ),
         Claim(
             11,
-            paper="(Ours.) At a fair budget the gap on the wiggly function vanishes.",
+            paper="(Ours.) At a fair budget the gap to the best approximation on the wiggly function vanishes.",
             tested="RMSE is not a tenth below that of the better of SVGP with 256 inducing points and SKI with a grid of 1,000.",
             scope="ours",
             source="this study",
@@ -390,5 +394,5 @@ STUDY = Study(
         ),
     ],
     timeout=3_600.0,
-    memory=24.0,
+    memory=12.0,
 )

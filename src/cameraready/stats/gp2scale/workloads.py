@@ -227,9 +227,14 @@ def standardised(X_train: np.ndarray, y_train: np.ndarray, X_test: np.ndarray, y
 
 
 def own_table(name: str, features: pd.DataFrame, target: pd.Series) -> Workload:
-    """The user's table: a fifth of its rows (1,000 at most) held out, up to 4,000 others to learn from."""
+    """The user's table: a fifth of its rows (1,000 at most) held out, up to 2,500 others to learn from."""
     if len(features) < FEWEST_ROWS:
         raise ValueError(f"{name} has {len(features)} usable rows; a comparison needs at least {FEWEST_ROWS}")
+    for column in features.select_dtypes("number"):
+        if np.isinf(features[column].to_numpy(dtype=float, na_value=np.nan)).any():
+            raise ValueError(
+                f"column {column!r} of {name} has infinite values; leave these rows out or mark them missing"
+            )
     y = numeric_target(name, target)
     n_test = min(1_000, len(y) // 5)
 
@@ -244,7 +249,7 @@ def own_table(name: str, features: pd.DataFrame, target: pd.Series) -> Workload:
             np.asarray(code.transform(features.iloc[test]), dtype=float), y[test],
         )  # fmt: skip
 
-    return Workload(name, draw, n_train=min(4_000, len(y) - n_test), features=features, target=target)
+    return Workload(name, draw, n_train=min(2_500, len(y) - n_test), features=features, target=target)
 
 
 def numeric_target(name: str, target: pd.Series) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +22,18 @@ Solver = Literal["auto", "cholesky", "cg"]
 Backend = Literal["auto", "multifrontal", "superlu", "qdldl", "cholmod"]
 Factor = MultifrontalFactor | LibraryFactor | IterativeFactor
 
-# Structures are reused while their factor is at most this much larger than a fresh one was.
+# Orderings are reused until the pattern has shrunk by this factor.
 STALE = 1.3
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """The last structure, the pairs that it is for, and how many there were when its ordering was made."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    structure: Structure
+    entries_when_fresh: int
 
 
 class System:
@@ -42,14 +53,12 @@ class System:
         self._coordinates = coordinates
         self._solver, self._backend, self._limit = solver, backend, max_factor_bytes
         self._tol, self._n_probes, self._seed = tol, n_probes, seed
-        self._tree: Tree | None = None
-        self._rows = self._cols = np.empty(0, dtype=np.int64)
-        self._structure: Structure | None = None
+        self._known: _Known | None = None
         self.used: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the cached ordering, which another process makes anew."""
-        return self.__dict__ | {"_tree": None, "_structure": None, "_rows": self._rows[:0], "_cols": self._cols[:0]}
+        return self.__dict__ | {"_known": None}
 
     def factor(self, rows: np.ndarray, cols: np.ndarray, values: np.ndarray) -> Factor:
         """The factor of the matrix with the given upper-triangle entries; raises IndefiniteMatrix."""
@@ -88,21 +97,17 @@ class System:
         return graph_coordinates(self.n, rows, cols)
 
     def _structure_for(self, rows: np.ndarray, cols: np.ndarray) -> Structure:
-        if self._structure is not None and np.array_equal(rows, self._rows) and np.array_equal(cols, self._cols):
-            return self._structure
-        fresh = self._tree is None or not _separates(self._tree, rows, cols)
-        if fresh:
-            self._tree = nested_dissection(self._places(rows, cols), rows, cols)
-        assert self._tree is not None
-        structure = structure_of(self._tree, rows, cols)
-        if fresh:
-            self._entries_when_fresh = len(rows)
-        elif len(rows) * STALE < self._entries_when_fresh:
-            # The pattern has shrunk: separators made for a denser one are wider than they need be.
-            self._tree = nested_dissection(self._places(rows, cols), rows, cols)
-            structure = structure_of(self._tree, rows, cols)
-            self._entries_when_fresh = len(rows)
-        self._rows, self._cols, self._structure = rows, cols, structure
+        known = self._known  # read and written once, so that threads share a system
+        if known is not None and np.array_equal(rows, known.rows) and np.array_equal(cols, known.cols):
+            return known.structure
+        # Of a pattern that has shrunk much, separators made for the denser one are wider than they need be.
+        stale = known is None or len(rows) * STALE < known.entries_when_fresh
+        if known is None or stale or not _separates(known.structure.tree, rows, cols):
+            tree, fresh = nested_dissection(self._places(rows, cols), rows, cols), len(rows)
+        else:
+            tree, fresh = known.structure.tree, known.entries_when_fresh
+        structure = structure_of(tree, rows, cols)
+        self._known = _Known(rows, cols, structure, fresh)
         return structure
 
 

@@ -65,7 +65,7 @@ class SparseKernel(Kernel):
                 f"compact support, for example `{type(self).__name__}(...) * Wendland(...)`"
             )
         if Y is None:
-            return self.entries_at(X, *found, eval_gradient)
+            return self.entries_at(X, *with_diagonal(*found, np.arange(count_points(X))), eval_gradient)
         values, _ = self.pairs(X, Y, *found)
         _require_finite(self, values)
         kept = values != 0
@@ -113,17 +113,20 @@ class SparseKernel(Kernel):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __add__(self, other: Any) -> Sum:
-        return Sum(self, _as_sparse(other))
+    def __add__(self, other: Any) -> SparseKernel:
+        return self if _is_zero(other) else Sum(self, _as_sparse(other))
 
-    def __radd__(self, other: Any) -> Sum:
-        return Sum(_as_sparse(other), self)
+    def __radd__(self, other: Any) -> SparseKernel:
+        return self if _is_zero(other) else Sum(_as_sparse(other), self)  # sum([...]) begins with 0
 
     def __mul__(self, other: Any) -> Product:
         return Product(self, _as_sparse(other))
 
     def __rmul__(self, other: Any) -> Product:
         return Product(_as_sparse(other), self)
+
+    def __pow__(self, exponent: Any) -> Any:
+        raise TypeError("a kernel of this package has no powers; multiply kernels instead, k1 * k2")
 
 
 class _Pair(KernelOperator, SparseKernel):
@@ -233,12 +236,18 @@ class Amplitude(SparseKernel):
         return f"Amplitude({self.variance:.3g})"
 
 
+def _is_zero(other: Any) -> bool:
+    return not isinstance(other, Kernel) and np.ndim(other) == 0 and bool(other == 0)
+
+
 def _as_sparse(other: Any) -> SparseKernel:
     """A kernel of this module; a number becomes a constant factor."""
     if isinstance(other, SparseKernel):
         return other
     if isinstance(other, Kernel):
         raise TypeError(f"{other!r} is a dense kernel of scikit-learn; wrap it: Core({other!r}) * Wendland(...)")
+    if not float(other) > 0:
+        raise ValueError(f"a kernel can be multiplied by, or added to, a number above 0; got {other!r}")
     return Amplitude(float(other))
 
 
@@ -253,6 +262,15 @@ def _same(first: Any, second: Any) -> bool:
 def count_points(X: Any) -> int:
     """The number of points in X, an array or any sequence."""
     return X.shape[0] if hasattr(X, "shape") else len(X)
+
+
+def with_diagonal(rows: np.ndarray, cols: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct pairs, and those (i, i) for i in `index` that are not among them: noise is added there, whatever the kernel."""
+    there = rows[rows == cols]
+    if len(there) == len(index):
+        return rows, cols
+    lacking = np.setdiff1d(index, there)
+    return np.concatenate([rows, lacking]), np.concatenate([cols, lacking])
 
 
 def union_of_pairs(

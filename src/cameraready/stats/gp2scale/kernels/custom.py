@@ -80,6 +80,8 @@ class SupportKernel(SparseKernel):
 
     def support(self, X: Any, Y: Any = None) -> tuple[np.ndarray, np.ndarray]:
         rows, cols = (np.asarray(side, dtype=np.int64).ravel() for side in self.neighbours(X, X if Y is None else Y))
+        if len(rows) != len(cols):
+            raise ValueError(f"neighbours returned {len(rows)} rows and {len(cols)} columns; they must pair up")
         height, width = count_points(X), count_points(X if Y is None else Y)
         outside = (rows < 0) | (rows >= height) | (cols < 0) | (cols >= width)
         if outside.any():
@@ -133,6 +135,8 @@ class SupportKernel(SparseKernel):
 
 def _objects(X: Any) -> np.ndarray:
     """X as an array that can be indexed by an array: itself, or a list packed as objects."""
+    if hasattr(X, "to_numpy"):
+        return X.to_numpy()  # a pandas series would be indexed by its labels
     if hasattr(X, "shape"):
         return X
     packed = np.empty(len(X), dtype=object)

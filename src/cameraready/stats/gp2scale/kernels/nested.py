@@ -146,7 +146,11 @@ class Field(Kernel):
             raise ValueError(f"the Field's centres have {centres.shape[1]} columns, the points {points.shape[1]}")
         if len(centres) == 1:
             return np.ones((len(points), 1))
-        width = self.width or cKDTree(centres).query(centres, k=[2])[0].mean()
+        width = cKDTree(centres).query(centres, k=[2])[0].mean() if self.width is None else self.width
+        if not width > 0:
+            raise ValueError(
+                f"the width of a Field must be above 0, got {width}; equal centres need a width of their own"
+            )
         squares = sum(np.square((points[:, [k]] - centres[:, k]) / width) for k in range(points.shape[1]))
         logs = -0.5 * (squares - squares.min(axis=1, keepdims=True))
         weights = np.exp(logs)
@@ -197,6 +201,10 @@ def _radial_pairs(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """RBF and Matern of half-integer order, with closed-form derivatives."""
     scale = np.asarray(kernel.length_scale, dtype=float)
+    if scale.ndim and len(scale) not in (1, as_points(X).shape[1]):
+        raise ValueError(
+            f"{kernel!r} has {len(scale)} length scales, but the points have {as_points(X).shape[1]} columns"
+        )
     squares = np.square((as_points(X)[rows] - as_points(Y)[cols]) / scale)
     total = squares.sum(axis=1)
     order = getattr(kernel, "nu", np.inf)

@@ -59,7 +59,9 @@ class Wendland(SparseKernel):
         return values, [slope * r * r]
 
     def diag(self, X: Any) -> np.ndarray:
-        return np.ones(len(as_points(X)))
+        points = as_points(X)
+        self._scale(points), _degree(points.shape[1], self.smoothness)
+        return np.ones(len(points))
 
     def is_stationary(self) -> bool:
         return True
@@ -102,7 +104,7 @@ def wendland_slope(r: np.ndarray, dimension: int, smoothness: int) -> np.ndarray
 
 
 def _degree(dimension: int, smoothness: int) -> int:
-    if smoothness not in (0, 1, 2, 3):
+    if isinstance(smoothness, float) or smoothness not in (0, 1, 2, 3):
         raise ValueError(f"smoothness must be 0, 1, 2 or 3, got {smoothness!r}")
     return dimension // 2 + smoothness + 1
 
