@@ -130,11 +130,19 @@ def test_state_goes_round(name, tmp_path):
 def test_state_holds_real_tensors_of_weights_alone(name, tmp_path):
     model, other = model_of(name), model_of(name, seed=5)
     state = model.state_dict()
-    assert set(state) == {n for n, _ in model.named_parameters(remove_duplicate=False)}
+    beyond = set(state) - {n for n, _ in model.named_parameters(remove_duplicate=False)}
+    assert {n.rpartition(".")[2] for n in beyond} == {"_extra_state"}  # the grid that the weights belong to
     assert all(t.is_floating_point() and t.is_contiguous() for t in state.values())
     torch.save(state, tmp_path / "state.pt")
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert_same(other(*task()), model(*task()), atol=0)
+
+
+def test_weights_of_another_grid_are_refused():
+    with pytest.raises(ValueError, match=r"freq_resolution=0\.1 and max_freq=2, this one has 0\.05 and 1"):
+        model_of(max_freq=1.0, freq_resolution=0.05).load_state_dict(
+            model_of(max_freq=2.0, freq_resolution=0.1).state_dict()
+        )
 
 
 def test_a_wide_task_is_warned_of_once_an_automatic_step_cures_it():

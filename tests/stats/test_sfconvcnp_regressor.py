@@ -10,6 +10,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from cameraready.stats.sfconvcnp import AliasingWarning, NeuralProcessRegressor
+from cameraready.stats.sfconvcnp.tasks import read_inputs
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_torch_thread")]
 
@@ -150,6 +151,14 @@ def test_progress_is_shown_when_asked_for(capsys):
         ([(["a", "b"], [1.0, 2.0])], "must hold numbers or dates"),
         ([np.ones(3)], "list of pairs"),
         (pd.DataFrame({"t": [1.0]}), "no column 'series', 'x', 'y'; it has t"),
+        (pd.DataFrame({"series": ["a", None], "x": [1.0, 2.0], "y": [0.0, 1.0]}), "1 rows name no series"),
+        ([(np.array(["2024-01-01", "NaT"], "M8[ns]"), [1.0, 2.0])], "not finite"),
+        ([(["2024-01-01", "2024-01-02"], [1.0, 2.0])], "pandas.to_datetime"),
+        (
+            [(np.arange(3.0), np.stack([np.arange(3.0), np.full(3, np.nan)], axis=1))],
+            "output 1 is missing in every point",
+        ),
+        ([*waves(), (np.linspace(0, 4e5, 20), np.zeros(20))], "the widest series is .* times as wide"),
     ],
 )
 def test_series_that_cannot_be_learnt_from_are_refused(tasks, message):
@@ -162,11 +171,43 @@ def test_arguments_and_contexts_that_do_not_fit_are_refused():
         NeuralProcessRegressor().predict(([0.0], [0.0]), [1.0])
     for bad, message in (
         ({"n_steps": 0}, "n_steps"),
+        ({"n_steps": 2.0}, "n_steps"),
+        ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"context": (5, 2)}, "context must be"),
+        ({"context": None}, "context must be"),
         ({"x_range": -1.0}, "x_range"),
     ):
         with pytest.raises(ValueError, match=message):
             NeuralProcessRegressor(**{**SMALL, **bad}).fit(waves())
     estimator = NeuralProcessRegressor(**SMALL).fit(waves())
+    with pytest.raises(ValueError, match="context must be a pair"):
+        estimator.predict(None, [1.0])
     with pytest.raises(ValueError, match="inputs of 1 and outputs of 1"):
         estimator.predict((np.ones((2, 2)), [1.0, 2.0]), np.ones((1, 2)))
+
+
+def test_dates_of_every_kind_are_the_same_days():
+    days = pd.DatetimeIndex([pd.Timestamp("2257-12-30"), pd.Timestamp("2258-01-02 12:00"), pd.Timestamp("2265-06-01")])
+    expected = np.array([0.0, 3.5, 2710.0])
+    kinds = {
+        "numpy, seconds": days.to_numpy().astype("M8[s]"),
+        "timestamps": list(days),
+        "datetimes": [day.to_pydatetime() for day in days],
+        "a zone": pd.Series(days.tz_localize("Europe/Berlin")),
+    }
+    for name, dates in kinds.items():
+        found = read_inputs(dates)[:, 0]
+        np.testing.assert_allclose(found - found[0], expected, atol=1e-9 if name != "a zone" else 0.05)  # summer time
+    lengths = read_inputs(np.array([36, 12], "m8[h]"))[:, 0]
+    np.testing.assert_allclose(lengths, [1.5, 0.5])
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was():
+    estimator = NeuralProcessRegressor(**SMALL).fit(waves())
+    x, y = waves(1)[0]
+    before = estimator.predict((x[:3], y[:3]), x)
+    with pytest.raises(ValueError, match="as wide"):
+        estimator.fit([*waves(scale=100.0), (np.linspace(0, 4e7, 20), np.zeros(20))])
+    with pytest.raises(RuntimeError, match=r"diverged in step .* lower learning_rate"):
+        estimator.set_params(learning_rate=1e12, n_steps=200).fit(waves(scale=100.0))
+    np.testing.assert_array_equal(estimator.predict((x[:3], y[:3]), x), before)

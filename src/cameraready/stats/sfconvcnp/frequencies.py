@@ -84,6 +84,19 @@ class FrequencyGrid(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("weights", weights, persistent=False)
 
+    def get_extra_state(self) -> Tensor:
+        """Step and highest frequency, which the weights belong to: they mean nothing on another grid."""
+        return torch.tensor([self.resolution, self.max_freq], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Refuse weights of another grid."""
+        resolution, max_freq = state.tolist()
+        if not (math.isclose(resolution, self.resolution) and math.isclose(max_freq, self.max_freq)):
+            raise ValueError(
+                f"these weights belong to a grid with freq_resolution={resolution:g} and max_freq={max_freq:g}, this one has "
+                f"{self.resolution:g} and {self.max_freq:g}"
+            )
+
     def _made(self) -> tuple[Tensor, Tensor]:
         whole = torch.arange(-self.steps, self.steps + 1, device="cpu")
         index = torch.cartesian_prod(*[whole] * (self.dim - 1), whole[self.steps :]).reshape(self.count, self.dim)

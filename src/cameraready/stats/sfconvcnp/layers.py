@@ -357,9 +357,10 @@ def check_points(
 ) -> None:
     """Raise ValueError or TypeError where shapes, types or inputs do not fit."""
     for name, tensor in (("z_values", z_values), ("x_values", x_values), ("x_query", x_query)):
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} must be real floating-point numbers, got {tensor.dtype}")
-        if tensor.ndim != 3:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name} must be a tensor of real floating-point numbers, got {got}")
+        if tensor.ndim != 3 or not len(tensor):
             raise ValueError(f"{name} must have the shape (tasks, points, channels), got {tuple(tensor.shape)}")
     if z_values.shape[:2] != x_values.shape[:2] or z_values.shape[0] != x_query.shape[0]:
         raise ValueError(
@@ -372,7 +373,9 @@ def check_points(
             f" {tuple(x_values.shape)} and query {tuple(x_query.shape)}"
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != z_values.shape[:2]):
-        raise ValueError(f"mask must be boolean of shape {tuple(z_values.shape[:2])}, got {tuple(mask.shape)}")
+        raise ValueError(
+            f"mask must be boolean of shape {tuple(z_values.shape[:2])}, got {mask.dtype} of shape {tuple(mask.shape)}"
+        )
     there = x_values if mask is None else torch.where(mask[..., None], x_values, 0)
     if not (torch.isfinite(there).all() and torch.isfinite(x_query).all()):
         raise ValueError("inputs must be finite; leave points without a position out, or mask them")

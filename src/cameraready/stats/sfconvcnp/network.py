@@ -54,6 +54,17 @@ class SFConvCNP(nn.Module):
         Context and targets go through the same weights (by default each has its own).
     generator : torch.Generator, optional
         Source of the initial weights; None draws from torch's default one.
+
+    Examples
+    --------
+    One step of training; `NeuralProcessRegressor` has the whole loop, for tables and for series of different length.
+
+    >>> import torch
+    >>> model = SFConvCNP(freq_resolution="auto", x_range=10.0)
+    >>> x, phase = 10 * torch.rand(16, 40, 1), 6 * torch.rand(16, 1, 1)  # 16 tasks of 40 points
+    >>> y = torch.sin(x + phase)
+    >>> loss = -model(x[:, :15], y[:, :15], x[:, 15:]).log_prob(y[:, 15:]).mean()
+    >>> loss.backward()
     """
 
     def __init__(

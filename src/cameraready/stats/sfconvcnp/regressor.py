@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from cameraready.stats.sfconvcnp.frequencies import AliasingWarning
+from cameraready.stats.sfconvcnp.frequencies import AliasingWarning, FrequencyGrid
 from cameraready.stats.sfconvcnp.network import SFConvCNP
 from cameraready.stats.sfconvcnp.tasks import random_splits, read_inputs, read_points, read_tasks
 
@@ -44,7 +45,7 @@ class NeuralProcessRegressor(BaseEstimator):
         Smallest and largest number of points that a series is completed from in training; None means all but one.
     n_targets : int
         Most held-out points of a series that enter one step.
-    columns : (str, sequence of str, sequence of str)
+    columns : (str, str or sequence of str, str or sequence of str)
         Names of the series' column, the inputs and the outputs, where `fit` is given a table.
     device : str
         Where to train and predict.
@@ -109,8 +110,20 @@ class NeuralProcessRegressor(BaseEstimator):
         Raises
         ------
         ValueError
-            No series with two points, inputs that are not finite, arguments out of range.
+            No series with two points, an output that is missing everywhere, inputs that are not finite, series so much wider
+            than the others that the frequencies would not fit, arguments out of range. The estimator is then as it was.
+        RuntimeError
+            Training diverged.
         """
+        before = self.__dict__.copy()
+        try:
+            return self._fit(tasks)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _fit(self, tasks: Any) -> NeuralProcessRegressor:
         self._check_arguments()
         read = [(x, y) for x, y in (_with_output(*task) for task in read_tasks(tasks, self.columns)) if len(x) >= 2]
         if not read:
@@ -122,6 +135,7 @@ class NeuralProcessRegressor(BaseEstimator):
         widest = max(float(np.ptp(x, axis=0).max()) for x, _ in scaled)
         asked = widest if self.x_range is None else self.x_range / float(self.x_scale_.min())
         self.x_range_ = asked if asked > 0 else WIDTH
+        self._check_width()
         self.model_ = SFConvCNP(
             read[0][0].shape[1],
             read[0][1].shape[1],
@@ -170,19 +184,39 @@ class NeuralProcessRegressor(BaseEstimator):
     # --- fitting --------------------------------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
-        if min(self.n_steps, self.batch_size, self.n_targets) < 1:
-            raise ValueError("n_steps, batch_size and n_targets must be at least 1")
+        counts = (self.n_steps, self.batch_size, self.n_targets)
+        if not all(isinstance(count, numbers.Integral) and count >= 1 for count in counts):
+            raise ValueError(f"n_steps, batch_size and n_targets must be whole numbers of at least 1, got {counts}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate!r}")
+        if self.context is None or len(self.context) != 2:
+            raise ValueError(f"context must be (smallest, largest), got {self.context!r}")
         smallest, largest = self.context
         if smallest < 0 or (largest is not None and largest < smallest):
             raise ValueError(f"context must be (smallest, largest) with 0 <= smallest <= largest, got {self.context!r}")
         if self.x_range is not None and not self.x_range > 0:
             raise ValueError(f"x_range must be positive or None, got {self.x_range!r}")
 
+    def _check_width(self) -> None:
+        """Refuse a widest series, or an x_range, for which the frequencies would not fit."""
+        try:
+            FrequencyGrid(len(self.x_scale_), self.max_freq, "auto", x_range=self.x_range_)
+        except ValueError as error:
+            if "frequencies" not in str(error):
+                raise
+            raise ValueError(
+                f"{'the widest series' if self.x_range is None else 'x_range'} is {self.x_range_ / WIDTH:.3g} times as wide as the typical "
+                f"series, which asks for too many frequencies ({error}); leave out or cut the widest series, or set x_range smaller"
+            ) from None
+
     def _set_scales(self, tasks: list[tuple[np.ndarray, np.ndarray]]) -> None:
         spans = np.array([np.ptp(x, axis=0) for x, _ in tasks])
         typical = np.median(spans, axis=0) / WIDTH
         self.x_scale_ = np.where(typical > 0, typical, np.where(spans.max(0) > 0, spans.max(0) / WIDTH, 1.0))
         values = np.concatenate([y for _, y in tasks])
+        empty = np.flatnonzero(np.isnan(values).all(axis=0))
+        if len(empty):
+            raise ValueError(f"output {empty[0]} is missing in every point; leave it out")
         self.y_mean_ = np.nanmean(values, axis=0)
         deviation = np.nanstd(values, axis=0)
         self.y_scale_ = np.where(deviation > 0, deviation, 1.0)
@@ -205,6 +239,10 @@ class NeuralProcessRegressor(BaseEstimator):
                 optimizer.step()
                 schedule.step()
                 reached.append(float(value.detach()))
+                if not np.isfinite(reached[-1]):
+                    raise RuntimeError(
+                        f"training diverged in step {step} (the likelihood is {reached[-1]}); lower learning_rate ({self.learning_rate:g})"
+                    )
                 if show and (step % 50 == 0 or step == self.n_steps):
                     recent = np.mean(reached[-50:])
                     sys.stderr.write(f"\rstep {step} of {self.n_steps}, log-likelihood {recent:.3f} ")
@@ -225,6 +263,8 @@ class NeuralProcessRegressor(BaseEstimator):
 
     def _tensors(self, context: Any, x: Any) -> tuple[torch.Tensor, ...]:
         check_is_fitted(self, "model_")
+        if not isinstance(context, tuple | list) or len(context) != 2:
+            raise ValueError("context must be a pair (x, y), of empty arrays where nothing is known")
         known, values = _with_output(*read_points(*context))
         query = read_inputs(x)
         dim_x, dim_y = self.model_.dim_x, self.model_.dim_y

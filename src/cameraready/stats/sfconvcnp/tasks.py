@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,13 +123,19 @@ def read_inputs(x: Any, name: str = "x") -> np.ndarray:
 
 def _columns(values: Any, name: str) -> np.ndarray:
     array = np.asarray(values)
+    if array.dtype == object:
+        array = _dates(array)
     if array.dtype.kind in "mM":
-        array = array.astype(f"{array.dtype.kind}8[ns]").astype(np.int64) / 86_400e9
+        array = _days(array)
     if array.dtype.kind not in "fiub":
         try:
-            array = array.astype(np.float64)
+            array = np.asarray(array, dtype=np.float64) if array.dtype.kind != "c" else None
         except (TypeError, ValueError):
-            raise ValueError(f"{name} must hold numbers or dates, got {array.dtype}") from None
+            array = None
+        if array is None:
+            raise ValueError(
+                f"{name} must hold numbers or dates, got {np.asarray(values).dtype}; dates as text become dates by pandas.to_datetime"
+            )
     array = array.astype(np.float64)
     if array.ndim == 1:
         array = array[:, None]
@@ -137,14 +144,41 @@ def _columns(values: Any, name: str) -> np.ndarray:
     return array
 
 
+def _dates(array: np.ndarray) -> np.ndarray:
+    """Objects of Python's and pandas' date and time types as datetime64, in UTC where they have a zone; others as they came."""
+    found = next((value for value in array.ravel() if value is not None), None)
+    if not isinstance(found, datetime.date):
+        return array
+    import pandas as pd
+
+    moments = pd.to_datetime(array.ravel(), utc=getattr(found, "tzinfo", None) is not None)
+    return np.asarray(moments.tz_localize(None) if moments.tz is not None else moments).reshape(array.shape)
+
+
+def _days(array: np.ndarray) -> np.ndarray:
+    """Days since 1970, or days of a duration, at the array's own resolution; NaN for a date that is none."""
+    kind, resolution = array.dtype.kind, np.datetime_data(array.dtype)[0]
+    if resolution in ("Y", "M", "generic"):  # of no fixed length
+        array = array.astype(f"{kind}8[D]")
+    whole = array.astype(f"{kind}8[D]")
+    rest = array - whole
+    days = whole.astype(np.int64) + rest / np.timedelta64(1, "D")
+    return np.where(np.isnat(array), np.nan, days)
+
+
 def _from_table(table: Any, series: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    inputs, outputs = ([names] if isinstance(names, str) else names for names in (inputs, outputs))
     absent = [name for name in (series, *inputs, *outputs) if name not in table.columns]
     if absent:
         raise ValueError(
             f"the table has no column {', '.join(map(repr, absent))}; it has {', '.join(map(str, table.columns))}. Name them with"
             " columns=(series, [inputs], [outputs])"
         )
-    keys = np.asarray(table[series]).astype(str)
+    keys = np.asarray(table[series])
+    unnamed = sum(key is None or key != key for key in keys.tolist())
+    if unnamed:
+        raise ValueError(f"{unnamed} rows name no series (column {series!r}); leave them out, or name it")
+    keys = keys.astype(str)
     x = np.column_stack([_columns(table[name], name) for name in inputs])
     y = np.column_stack([_columns(table[name], name) for name in outputs])
     for key in dict.fromkeys(keys.tolist()):
