@@ -61,3 +61,14 @@ def test_the_example_of_ones_own_method_estimates_shapley_values():
     spread = sum(s**2 for s in strength) ** 0.5 / np.sqrt(20_000 // 5)
     np.testing.assert_allclose(estimate, truth, atol=4 * spread)
     assert estimate.sum() == pytest.approx(game(np.ones((1, 4), dtype=bool))[0])
+
+
+def test_the_guide_to_gaussian_processes_fits_one():
+    names: dict = {}
+    exec(blocks(DOCS / "choosing-a-gp.md")[0], names)
+    first = names["X"][:5]
+    truth = np.sin(20 * first[:, 0]) * np.cos(15 * first[:, 1])
+    assert names["model"].predict(first) == pytest.approx(truth, abs=0.15)
+    assert names["mean"] == pytest.approx(truth, abs=0.15)
+    assert (names["std"] < 0.1).all()
+    assert np.abs(names["slope"]).max() < 0.05 * abs(names["value"])

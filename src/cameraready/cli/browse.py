@@ -203,6 +203,8 @@ def _print_shipped(out: Console, card: Card, found: dict[str, Any] | None) -> No
         out.print(f"{count} to put to the test; no desk run has been published yet.")
         out.print()
         return
+    ours = len({claim["label"] for claim in found["claims"] if claim.get("scope") == "ours"})
+    count += f" and {ours} of ours" if ours else ""
     head = f"{count}, as the last {found['tier']} run found them"
     out.print(f"{head} ({found['started'][:10]})" if found.get("started") else head, style="bold")
     if found.get("answer"):
