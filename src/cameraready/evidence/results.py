@@ -213,7 +213,7 @@ def commit_of(folder: Path) -> str:
             ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", "--", str(folder)],
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=normal", "--", str(folder)],
             capture_output=True, text=True, timeout=10, check=True,
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.SubprocessError):  # no git, or no checkout: the version alone identifies the code

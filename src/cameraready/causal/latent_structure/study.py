@@ -56,7 +56,7 @@ def _graph_conditions(tier: str, workload: str) -> Iterator[dict[str, Any]]:
         return
     changes: tuple[str, ...] = ("none", "noise", "coefficients") if tier != "smoke" else ("coefficients",)
     arms: tuple[str, ...] = SIMULATED
-    if workload == "two-latents-500":
+    if workload == "two-latents-300":
         changes, arms = ("coefficients",), (*SIMULATED, "gin")
     if workload == "one-latent":
         changes, arms = ("coefficients",), ("sum", "pooled", "single")
@@ -132,7 +132,7 @@ STUDY = Study(
     open=open_workload,
     workloads={
         "smoke": ["random-graphs", "shifting", "two-latents", "changed-indicators", "holzinger-swineford"],
-        "desk": [*EVERYWHERE, "one-latent", "two-latents-500", "personality"],
+        "desk": [*EVERYWHERE, "one-latent", "two-latents-300", "personality"],
         "full": [*EVERYWHERE, "three-wide", "personality-25"],
     },
     plan=plan,
@@ -240,13 +240,13 @@ STUDY = Study(
             3,
             part="d",
             paper="The same against a method for non-Gaussian data.",
-            tested="With 500 rows in five domains and Laplace noise, F1 above that of GIN on all rows.",
+            tested="With 300 rows in five domains and Laplace noise, F1 above that of GIN on all rows.",
             scope="reduced",
             source=f"{PAPER}, abstract",
             measure=difference("f1", "sum", "gin"),
             rule=above(0.0),
             where=CHANGING,
-            workloads=["two-latents-500"],
+            workloads=["two-latents-300"],
         ),
         Claim(
             3,

@@ -238,7 +238,7 @@ def speed(workload: Structures, ctx: Context) -> list[dict[str, Any]]:
     data, _ = workload.draw(ctx.seed, "none")
     chosen = {name: FINDERS[name] for name in ("sum", "rlcd") if name not in ctx.without}
     calls = {name: (lambda find=find: find(data.values, data.names, data.labels)) for name, find in chosen.items()}
-    return interleave(calls, warmup=1, repeats=3)
+    return interleave(calls, warmup=1, repeats=2)
 
 
 def ready(workload: Any) -> LatentStructure:

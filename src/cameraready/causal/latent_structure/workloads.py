@@ -122,9 +122,9 @@ def two_latents() -> Structures:
     return Structures("two-latents", edges, ("A", "B"))
 
 
-def two_latents_500() -> Structures:
-    """The same with 100 rows a domain and Laplace noise, so that GIN, which needs other than normal noise and is slow, takes part."""
-    return replace(two_latents(), name="two-latents-500", rows=100, noise="laplace")
+def two_latents_300() -> Structures:
+    """The same with 60 rows a domain and Laplace noise, so that GIN, which needs other than normal noise and is slow, takes part."""
+    return replace(two_latents(), name="two-latents-300", rows=60, noise="laplace")
 
 
 def one_latent() -> Structures:
@@ -272,7 +272,7 @@ SHIPPED: Mapping[str, Callable[[], Any]] = {
     "drifting": lambda: Windows("drifting"),
     "one-latent": one_latent,
     "two-latents": two_latents,
-    "two-latents-500": two_latents_500,
+    "two-latents-300": two_latents_300,
     "wide-cover": wide_cover,
     "observed-cause": observed_cause,
     "ten-latents": ten_latents,
