@@ -110,16 +110,16 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, client: Any = None) -> SparseGPRegressor:
-        """Find the hyper-parameters and factor the covariance.
+        """Find the hyper-parameters and factor the covariance; returns the estimator.
+
+        Raises ValueError for unusable data or a start outside its bounds, NotPositiveDefinite for a kernel that is not positive
+        definite at the start; the estimator is then as it was before. Interrupted (Ctrl-C), it keeps the best hyper-parameters so
+        far and is ready to predict. Warns ConvergenceWarning for hyper-parameters that end at a bound.
 
         Parameters
         ----------
         X: (n, d), or any sequence of n inputs when the kernel does not require vectors. y: (n,).
         client: a `distributed.Client`; assembly, starts and chains then run on its workers, with the same result.
-
-        Returns the estimator. Raises ValueError for unusable data or a start outside its bounds, NotPositiveDefinite for a
-        kernel that is not positive definite at the start; the estimator is then as it was before. Interrupted (Ctrl-C), it keeps
-        the best hyper-parameters so far and is ready to predict. Warns ConvergenceWarning for hyper-parameters that end at a bound.
         """
         before, trace = self.__dict__.copy(), Trace()
         try:
@@ -207,13 +207,13 @@ class SparseGPRegressor(RegressorMixin, BaseEstimator):
     ) -> Any:
         """The posterior mean (m,) at X, and its standard deviation (m,) or covariance (m, m).
 
+        Warns EmptyNeighbourhood for points that no training point reaches.
+
         Parameters
         ----------
         return_std, return_cov: of the latent function, not of a new observation, unless `include_noise`.
         include_noise: adds the noise variance; not defined for a noise given as an array.
         client: a `distributed.Client` to spread the points over (means and standard deviations).
-
-        Warns EmptyNeighbourhood for points that no training point reaches.
         """
         check_is_fitted(self, "theta_")
         if return_std and return_cov:

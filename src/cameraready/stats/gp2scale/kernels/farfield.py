@@ -29,7 +29,7 @@ class Bumps(SparseKernel):
     amplitude: a, a number or one for each group (U,); 0 switches the links off exactly. Its bounds must be above 0: an
         optimisation that begins at 0 also tries the middle of the bounds, because the slope at 0 is 0.
     shape: s, how steeply a bump falls; > 0.
-    *_bounds: bounds for the optimisation of each, or "fixed".
+    radius_bounds, amplitude_bounds, shape_bounds: bounds for the optimisation of each, or "fixed".
     """
 
     def __init__(
