@@ -7,6 +7,7 @@ import networkx as nx
 import pytest
 
 from cameraready.stats.bpop import PartialOrderModel, compile
+from cameraready.stats.bpop.executor import ended
 
 DIAMOND = nx.DiGraph([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("e", "f")])
 
@@ -66,7 +67,7 @@ def test_free_actions_run_at_the_same_time_on_the_loop_and_on_threads():
 
         return await compile(graph, {"x": meet("x", "y"), "y": meet("y", "x")}).arun()
 
-    assert asyncio.run(both()).ok
+    assert ended(lambda: asyncio.run(both())).ok
 
 
 def test_max_workers_is_kept():
@@ -131,13 +132,13 @@ def test_a_fallback_is_asked_once_and_may_answer():
 
 
 def test_cancelling_a_run_cancels_its_handlers():
-    ended = []
+    stopped = []
 
     async def forever(inputs, outputs):
         try:
             await asyncio.sleep(3600)
         finally:
-            ended.append(True)
+            stopped.append(True)
 
     async def main():
         graph = nx.DiGraph()
@@ -149,8 +150,8 @@ def test_cancelling_a_run_cancels_its_handlers():
             await task
         await asyncio.sleep(0)
 
-    asyncio.run(main())
-    assert ended == [True]
+    ended(lambda: asyncio.run(main()))
+    assert stopped == [True]
 
 
 def test_callable_objects_and_functions_that_return_coroutines_are_awaited():
@@ -201,7 +202,7 @@ def test_langgraph_takes_coroutines_and_refuses_equal_names():
 
     graph = nx.DiGraph([(1, 2), (1, 3)])
     exported = compile(graph, dict.fromkeys(graph, handler)).to_langgraph()
-    state = asyncio.run(exported.ainvoke({"inputs": {"x": 1}, "outputs": {}}))
+    state = ended(lambda: asyncio.run(exported.ainvoke({"inputs": {"x": 1}, "outputs": {}})))
     assert state["outputs"] == {1: 1, 2: 2, 3: 2}
     twins = nx.DiGraph([(1, "1")])
     with pytest.raises(ValueError, match="same text"):
@@ -213,3 +214,10 @@ def test_an_inferred_graph_runs():
     graph = PartialOrderModel(n_iter=8_000, seed=0).fit(traces).graph()
     execution = compile(graph, handlers_for(graph)).run()
     assert execution.outputs["server"] == "server(rule(vpc()), subnet(vpc()), vpc())"
+
+
+def test_it_runs_where_an_event_loop_runs_already():
+    async def notebook():
+        return compile(nx.DiGraph([("a", "b")]), dict.fromkeys("ab", lambda inputs, done: len(done))).run()
+
+    assert ended(lambda: asyncio.run(notebook())).outputs == {"a": 0, "b": 1}

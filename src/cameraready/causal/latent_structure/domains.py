@@ -116,7 +116,14 @@ def _numbers(X: Any, names: Sequence[str]) -> np.ndarray:
 def split_rows(n: int, domain: Any, time: Any, kept: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], bool]:
     """Rows of each domain, in the order of time where one is given: ([(label, indices)], whether time was given)."""
     labels = np.zeros(n, dtype=int) if domain is None else _column(domain, kept, "domain")
-    order = np.arange(n) if time is None else np.argsort(_column(time, kept, "time"), kind="stable")
+    order = np.arange(n)
+    if time is not None:
+        moments = _column(time, kept, "time")
+        if any(isinstance(moment, str) for moment in moments.tolist()):
+            raise ValueError(
+                "time must be numbers or dates; text does not sort as time (pandas.to_datetime converts it)"
+            )
+        order = np.argsort(moments, kind="stable")
     found = []
     for label in _sorted_labels(labels):
         rows = order[labels[order] == label]
@@ -134,7 +141,7 @@ def _column(values: Any, kept: np.ndarray, what: str) -> np.ndarray:
     if column.ndim != 1 or len(column) != len(kept):
         raise ValueError(f"{what} must have one value for each of the {len(kept)} rows, got shape {column.shape}")
     column = column[kept]
-    absent = [value is None or value != value for value in column.tolist()]
+    absent = [value is None or type(value).__name__ == "NAType" or value != value for value in column.tolist()]
     if any(absent):
         raise ValueError(f"{sum(absent)} rows have no {what}; leave them out or give them one")
     return column

@@ -128,6 +128,7 @@ class LatentStructure(BaseEstimator):
         """
         self._check_parameters()
         domains = summarise(X, domain, time, self.windows, self.missing)
+        self._forget()
         test = RankTest.from_domains(domains, self.method, self.close_fit)
         self._search(test, automatic_level(int(domains.rows.sum())) if self.alpha == "auto" else float(self.alpha))
         self.rank_test_ = test
@@ -139,8 +140,14 @@ class LatentStructure(BaseEstimator):
     def fit_ranks(self, ranks: Ranks) -> LatentStructure:
         """Find the graph from any source of ranks, such as an `OracleRank`; `shifts_` and stability need data."""
         self._check_parameters()
+        self._forget()
         self._search(ranks, 0.01 if self.alpha == "auto" else float(self.alpha))
         return self
+
+    def _forget(self) -> None:
+        """Drop what an earlier fit to other columns left."""
+        for name in ("feature_names_in_", "rank_test_"):
+            self.__dict__.pop(name, None)
 
     def to_causallearn(self) -> Any:
         """`graph_` as causal-learn's ``GeneralGraph``."""

@@ -165,7 +165,8 @@ class RankTest:
         found = set()
         for column in columns:
             at = self._place.get(column) if isinstance(column, str) else column
-            if at is None or not -1 < int(at) < len(self.names):
+            index = isinstance(at, (int, np.integer)) and not isinstance(at, bool)
+            if not index or not -1 < int(at) < len(self.names):
                 raise ValueError(
                     f"there is no column {column!r}; columns are 0 to {len(self.names) - 1}, or their names"
                 )

@@ -135,11 +135,22 @@ class RankLearner(BaseEstimator):
             A treatment with one or more than two values, missing values in Y or T, lengths that differ, too few rows of an arm, no row left after
             trimming, parameters out of range.
         """
+        before = self.__dict__.copy()
+        try:
+            return self._fit(Y, T, X, W)
+        except BaseException:  # a fit that fails leaves the learner as it was
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _fit(self, Y: Any, T: Any, X: Any, W: Any) -> RankLearner:
         self._check_parameters()
         Y, T, binary = self._outcome_and_treatment(Y, T, n_rows(X))
         seed = self._seed()
         self.encoder_ = self._fitted_encoder(X)
+        self.names_ = list(X.columns) if self.encoder is None and hasattr(X, "columns") else None
         coded = self._coded(self.encoder_, X)
+        self.n_codes_ = coded.shape[1]
         self.n_features_in_ = X.shape[1] if hasattr(X, "shape") else coded.shape[1]
         V = coded
         if W is not None:
@@ -173,7 +184,7 @@ class RankLearner(BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """Scores (n,), the largest for those to treat first. They have no unit; only their order means something."""
         check_is_fitted(self)
-        return np.asarray(self.scorer_.predict(self._coded(self.encoder_, X)), dtype=float)
+        return np.asarray(self.scorer_.predict(self._known(X)), dtype=float)
 
     def rank(self, X: Any) -> np.ndarray:
         """Places (n,) in the order of treatment among the rows of `X`, 1 for the first; equal scores keep their order."""
@@ -189,7 +200,7 @@ class RankLearner(BaseEstimator):
         """
         check_is_fitted(self)
         Y, T, _ = self._outcome_and_treatment(Y, T, n_rows(X), self.treatment_levels_)
-        V = self._coded(self.encoder_, X)
+        V = self._known(X)
         if self.has_controls_:
             if W is None:
                 raise ValueError("the learner was fitted with controls: give W")
@@ -243,11 +254,24 @@ class RankLearner(BaseEstimator):
                 shown = ", ".join(map(repr, found[:5]))
                 raise ValueError(f"T must have two values, untreated and treated; it has {len(found)}: {shown}")
             levels = self.treatment_levels_ = (found[0], found[1])
+            self.outcome_levels_ = _text_levels(Y)
         elif not set(T.tolist()) <= set(levels):
             raise ValueError(f"T must hold {levels[0]!r} and {levels[1]!r} as in fit")
         treated = (levels[1] == T).astype(float)
-        outcome = _outcome(Y)
+        outcome = _outcome(Y, self.outcome_levels_)
         return outcome, treated, bool(np.isin(outcome, (0.0, 1.0)).all() and len(np.unique(outcome)) == 2)
+
+    def _known(self, X: Any) -> np.ndarray:
+        """`X` with the columns of `fit`, as numbers."""
+        if self.names_ is not None and hasattr(X, "columns"):
+            lost = [name for name in self.names_ if name not in list(X.columns)]
+            if lost:
+                raise ValueError(f"the table lacks the columns {', '.join(map(str, lost[:5]))} that were there in fit")
+            X = X[self.names_]
+        coded = self._coded(self.encoder_, X)
+        if coded.shape[1] != self.n_codes_:
+            raise ValueError(f"X has {coded.shape[1]} columns, {self.n_codes_} were there in fit")
+        return coded
 
     def _fitted_encoder(self, table: Any) -> Any:
         if self.encoder is None:
@@ -313,14 +337,24 @@ def _one_column(values: Any, name: str) -> np.ndarray:
     return array
 
 
-def _outcome(Y: np.ndarray) -> np.ndarray:
+def _text_levels(Y: np.ndarray) -> tuple[Any, Any] | None:
+    """The two values of an outcome that is no number, the second counting as 1; None for numbers."""
     try:
-        return Y.astype(float)
+        Y.astype(float)
     except (TypeError, ValueError):
         levels = sorted(set(Y.tolist()))
         if len(levels) != 2:
             raise ValueError(f"Y must be numbers or have two values, got text with {len(levels)} values") from None
-        return (levels[1] == Y).astype(float)
+        return levels[0], levels[1]
+    return None
+
+
+def _outcome(Y: np.ndarray, levels: tuple[Any, Any] | None) -> np.ndarray:
+    if levels is None:
+        return Y.astype(float)
+    if not set(Y.tolist()) <= set(levels):
+        raise ValueError(f"Y must hold {levels[0]!r} and {levels[1]!r} as in fit")
+    return (levels[1] == Y).astype(float)
 
 
 def _is_missing(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +49,7 @@ class _Levels:
 
     @classmethod
     def learnt(cls, column: np.ndarray, most: int) -> _Levels:
-        values, counts = np.unique(column.astype(str), return_counts=True)
+        values, counts = np.unique(column.astype(str), return_counts=True)  # _column has made them text
         least = max(2, int(0.005 * len(column)))
         frequent = [(int(c), str(v)) for v, c in zip(values, counts, strict=True) if c >= least]
         frequent.sort(key=lambda pair: (-pair[0], pair[1]))
@@ -117,7 +119,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
                     raise ValueError(f"the column {name} holds text, in fit it held numbers")
                 column = np.full(len(column), np.nan)
             elif isinstance(code, _Levels) and column.dtype == float:
-                column = np.array([MISSING if np.isnan(v) else str(v) for v in column], dtype=object)
+                column = np.array([MISSING if np.isnan(v) else _text(v) for v in column], dtype=object)
             parts += code.coded(column)
         return np.column_stack(parts) if parts else np.empty((len(columns[0]), 0))
 
@@ -142,7 +144,8 @@ def _columns(X: Any) -> tuple[list[Any] | None, list[np.ndarray]]:
         raw = [X.iloc[:, j] if hasattr(X, "iloc") else X[:, j] for j in range(len(names))]
         found = [_column(column, name) for name, column in zip(names, raw, strict=True)]
     else:
-        array = np.asarray(X)
+        array = X if hasattr(X, "shape") else np.array(X, dtype=object)  # rows of mixed kinds stay what they are
+        array = np.asarray(array)
         if array.ndim != 2:
             raise ValueError(
                 f"expected a table of shape (n, n_features), got shape {array.shape}; one column is X[:, None]"
@@ -165,20 +168,42 @@ def _column(column: Any, name: Any) -> np.ndarray:
     else:
         missing = np.array([_is_missing(value) for value in values.tolist()], dtype=bool)
         present = values[~missing].tolist()
-        numeric = bool(present) and not is_category and all(_is_number(value) for value in present)
-        if not numeric:
+        whole = bool(present) and not is_category
+        if whole and all(isinstance(value, datetime.date) for value in present):
+            numbers = np.full(len(values), np.nan)
+            numbers[~missing] = _days(present)
+        elif whole and all(_is_number(value) for value in present):
+            numbers = np.full(len(values), np.nan)
+            numbers[~missing] = [float(value) for value in present]
+        else:
             return np.array(
-                [MISSING if lost else str(v) for v, lost in zip(values.tolist(), missing, strict=True)], dtype=object
+                [MISSING if lost else _text(v) for v, lost in zip(values.tolist(), missing, strict=True)], dtype=object
             )
-        numbers = np.full(len(values), np.nan)
-        numbers[~missing] = [float(value) for value in present]
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name} holds infinite values")
     return numbers
 
 
+def _days(moments: list[Any]) -> np.ndarray:
+    """Days since 1970 of dates and times, in UTC where they have a zone."""
+    import pandas as pd
+
+    zoned = any(getattr(moment, "tzinfo", None) is not None for moment in moments)
+    found = pd.DatetimeIndex([pd.Timestamp(moment) for moment in moments])
+    found = found.tz_convert("UTC").tz_localize(None) if zoned else found
+    return found.to_numpy().astype("M8[s]").astype(float) / 86_400.0
+
+
+def _text(value: Any) -> str:
+    """The name of a level: the same for True, 1 and 1.0, which a file does not tell apart."""
+    if isinstance(value, (bool, np.bool_)) or _is_number(value):
+        return f"{float(value):.15g}"
+    return str(value)
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    numeric = isinstance(value, (int, float, np.integer, np.floating, decimal.Decimal))
+    return numeric and not isinstance(value, bool)
 
 
 def _is_missing(value: Any) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Samples between two chances to interrupt `ATC.learn_many`.
 CHUNK = 65_536
 _STATE_VERSION = 1
+_PARAMETERS = ("sigma", "alpha", "scan", "threshold", "warmup", "missing")
 _ARRAYS = ("_counts", "_floats", "_marks", "_window")
 
 
@@ -111,6 +112,13 @@ class ATC:
         self._fast = False
         self._compiled: tuple[Any, ...] | None = None
         self._counts = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _PARAMETERS and self.__dict__.get("_counts") is not None:
+            raise AttributeError(
+                f"{name} cannot change once samples were seen; make another detector with clone({{{name!r}: ...}})"
+            )
+        super().__setattr__(name, value)
 
     # --- what it says ------------------------------------------------------------------------------------------------
 
@@ -312,6 +320,7 @@ class ATC:
 
     def reset(self) -> ATC:
         """Forget all samples; the parameters stay."""
+        self._counts = None
         self.__init__(**self.get_params())  # type: ignore[misc]
         return self
 
@@ -319,7 +328,7 @@ class ATC:
 
     def get_params(self) -> dict[str, Any]:
         """The parameters of the constructor."""
-        return {name: getattr(self, name) for name in ("sigma", "alpha", "scan", "threshold", "warmup", "missing")}
+        return {name: getattr(self, name) for name in _PARAMETERS}
 
     def clone(self, new_params: Mapping[str, Any] | None = None, include_attributes: bool = False) -> ATC:
         """A detector with the same parameters, or those in `new_params`; with its samples only if `include_attributes`."""

@@ -117,8 +117,8 @@ class CompiledGraph:
         max_workers: int | None = None,
         fallback: Fallback | None = None,
     ) -> Execution:
-        """`arun` from ordinary code; inside a running event loop (a notebook), await `arun` instead."""
-        return asyncio.run(self.arun(inputs, max_workers=max_workers, fallback=fallback))
+        """`arun` to its end; where an event loop runs already (a notebook), on a thread of its own, and awaiting `arun` is better."""
+        return ended(lambda: asyncio.run(self.arun(inputs, max_workers=max_workers, fallback=fallback)))
 
     async def arun(
         self,
@@ -242,7 +242,7 @@ class _Run:
     async def _call(self, handler: Handler, seen: dict[Action, Any], pool: ThreadPoolExecutor) -> Any:
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
             return await handler(self.inputs, seen)
-        found = await self.loop.run_in_executor(pool, handler, self.inputs, seen)
+        found = await self.loop.run_in_executor(pool, _called, handler, self.inputs, seen)
         return await found if inspect.isawaitable(found) else found
 
     def _settle(self, action: Action, task: asyncio.Task[Any]) -> None:
@@ -263,6 +263,23 @@ class _Run:
         self.execution.errors[action] = error if isinstance(error, Exception) else RuntimeError(str(error))
         for after in self.compiled.descendants[action]:
             self.execution.status[after] = "cancelled"
+
+
+def ended(work: Callable[[], Any]) -> Any:
+    """``work()``, which starts an event loop; on a thread of its own where one runs already, as a thread has one at most."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def _called(handler: Handler, inputs: Mapping[str, Any], seen: Mapping[Action, Any]) -> Any:
+    try:
+        return handler(inputs, seen)
+    except StopIteration as error:  # a future cannot carry it, and would never be done
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 async def _fall_back(execution: Execution, fallback: Fallback) -> None:

@@ -91,6 +91,8 @@ class PartialOrderModel:
                 raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r}")
         if not 0 <= self.burn_in < 1:
             raise ValueError(f"burn_in must be at least 0 and below 1, got {self.burn_in!r}")
+        if self.thin is not None and self.thin > self.n_iter * (1 - self.burn_in):
+            raise ValueError(f"thin={self.thin} leaves no draw of {self.n_iter} steps after burn-in; make it smaller")
         _law("beta", self.beta, MAX_BETA, closed=True)
         _law("eps", self.eps, 1.0, closed=False)
 

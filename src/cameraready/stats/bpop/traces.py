@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,9 @@ import numpy as np
 
 Action = Hashable
 Repeats = Literal["refuse", "number"]
+
+#: Text that sorts as the time it names.
+ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def read_traces(
@@ -56,6 +60,8 @@ def read_traces(
 def _one_trace(index: int, trace: Any, activity: str, lifecycle: str | None) -> tuple[Action, ...]:
     if isinstance(trace, (str, bytes)):
         raise TypeError(f"trace {index} is the single string {trace!r}; a trace is a sequence of actions")
+    if isinstance(trace, (set, frozenset)):
+        raise TypeError(f"trace {index} is a set, which has no order; give a list")
     if not isinstance(trace, Iterable):
         raise TypeError(f"trace {index} is no sequence of actions but {type(trace).__name__}")
     events = list(trace)
@@ -66,7 +72,7 @@ def _one_trace(index: int, trace: Any, activity: str, lifecycle: str | None) -> 
     else:
         actions = events
     for action in actions:
-        if action is None or action != action:
+        if _missing(action):
             raise ValueError(f"trace {index} has a missing action ({action!r})")
         if not isinstance(action, Hashable):
             raise TypeError(f"trace {index} has the action {action!r}, which cannot be hashed; name actions by text")
@@ -93,14 +99,18 @@ def _from_table(
             raise ValueError(f"the table has no column {name!r} for {role}=; it has {', '.join(columns)}{hint}")
     cases, actions = _values(table, case), _values(table, activity)
     for name, values in ((case, cases), (activity, actions)):
-        missing = [i for i, value in enumerate(values) if value is None or value != value]
+        missing = [i for i, value in enumerate(values) if _missing(value)]
         if missing:
             raise ValueError(f"column {name!r} has no value in row {missing[0]} (and {len(missing) - 1} others)")
     rows = list(range(len(cases)))
     if timestamp is not None:
         times = np.asarray(table[timestamp])
-        if any(value is None or value != value for value in times):
+        if any(_missing(value) for value in times):
             raise ValueError(f"column {timestamp!r} has missing times; fill them or pass timestamp=None")
+        if any(isinstance(value, str) and not ISO_DATE.match(value) for value in times):
+            raise ValueError(
+                f"column {timestamp!r} holds text that does not sort as time; convert it with pandas.to_datetime"
+            )
         rows = np.argsort(times, kind="stable").tolist()
     if lifecycle is not None and lifecycle in columns:
         states = _values(table, lifecycle)
@@ -110,6 +120,15 @@ def _from_table(
     for row in rows:
         traces[cases[row]].append(actions[row])
     return [tuple(trace) for trace in traces.values() if trace]
+
+
+def _missing(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    try:
+        return bool(value != value)
+    except ValueError:  # an array, which is no action either
+        raise TypeError(f"{value!r} cannot be an action or a time; name actions by text") from None
 
 
 def _values(table: Any, name: str) -> list[Any]:

@@ -46,7 +46,7 @@ def matching_erm(estimator: Any, n_samples: int) -> HighDimERM:
     }
     for kind, translate in known.items():
         if type(estimator) is kind:
-            if n_samples < 2:
+            if not n_samples >= 2:
                 raise ValueError(f"n_samples must be at least 2, got {n_samples}")
             if getattr(estimator, "class_weight", None) is not None:
                 raise ValueError(
@@ -100,6 +100,8 @@ def _linear_svc(estimator: Any, n: int) -> HighDimERM:
         raise ValueError(
             "LinearSVC with an l1 penalty: it has no second derivative at zero, which the theory needs; use penalty='l2'"
         )
+    if not estimator.C > 0:
+        raise ValueError(f"C must be positive, got {estimator.C!r}")
     intercept = "penalised" if estimator.fit_intercept else "none"
     scaling = float(estimator.intercept_scaling)
     return HighDimERM(
@@ -110,6 +112,8 @@ def _linear_svc(estimator: Any, n: int) -> HighDimERM:
 def _svc(estimator: Any, n: int) -> HighDimERM:
     if estimator.kernel != "linear":
         raise ValueError(f"SVC with kernel={estimator.kernel!r} is not linear in its features; only kernel='linear' is")
+    if not estimator.C > 0:
+        raise ValueError(f"C must be positive, got {estimator.C!r}")
     return HighDimERM("hinge", alpha=1.0 / (float(estimator.C) * n), intercept="free")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import expit, ndtr
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
@@ -19,6 +21,9 @@ from cameraready.stats.erm.laws import Array
 from cameraready.stats.erm.leave_out import FittedRows, fitted_rows
 from cameraready.stats.erm.losses import HingeLoss, Loss, ScaledHuberLoss, named_loss
 from cameraready.stats.erm.universality import UniversalityCheck, check_rows
+
+#: Largest gradient that a fit may leave, as a share of the penalty's.
+LOOSE = 0.2
 
 
 def _fitted_has(name: str) -> Any:
@@ -100,6 +105,17 @@ class AsymptoticErrorEstimator(MetaEstimatorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> AsymptoticErrorEstimator:
         """Fit the estimator to `X` (n_samples, n_features) and `y` (n_samples,), and estimate its error."""
+        before = self.__dict__.copy()
+        for name in [name for name in before if name.endswith("_")]:
+            del self.__dict__[name]  # what an earlier fit to another kind of target left
+        try:
+            return self._fit(X, y)
+        except BaseException:  # a fit that fails leaves the estimator as it was
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _fit(self, X: Any, y: Any) -> AsymptoticErrorEstimator:
         self._check_parameters()
         erm = matching_erm(self._last(self.estimator), _rows(X))
         loss = named_loss(erm.loss)
@@ -163,6 +179,7 @@ class AsymptoticErrorEstimator(MetaEstimatorMixin, BaseEstimator):
                 "the classes are separated without error and there is no penalty: the minimiser does not exist (coefficients grow without"
                 " bound, whatever the solver returned); set a finite C"
             )
+        _warn_unless_minimal(rows, y, coef, offset, loss, alpha)
         kink = 10.0 * float(getattr(last, "tol", 1e-4)) if isinstance(loss, HingeLoss) else 0.0
         return fitted_rows(rows, y, coef, offset, loss, alpha, free_intercept=free, kink=kink)
 
@@ -206,8 +223,11 @@ class AsymptoticErrorEstimator(MetaEstimatorMixin, BaseEstimator):
         counted = float(wrong.mean())
         likely = (wrong.sum() + 0.5) / (len(y) + 1.0)  # no error among n rows does not mean that there is none
         counted_se = float(np.sqrt(likely * (1.0 - likely) / len(y)))
-        smooth, smooth_se = self._normal_error(margins, y)
-        weight = {"normal": 1.0, "empirical": 0.0}.get(self.law)
+        if min((y > 0).sum(), (y < 0).sum()) < 2 and self.law == "normal":
+            raise ValueError("a class has one row, which has no normal law; use law='empirical'")
+        alone = min((y > 0).sum(), (y < 0).sum()) < 2
+        smooth, smooth_se = (counted, counted_se) if alone else self._normal_error(margins, y)
+        weight = 0.0 if alone else {"normal": 1.0, "empirical": 0.0}.get(self.law)
         if weight is None:
             # Counting is consistent, the normal law efficient where it is right: their difference has the difference of variances.
             spread = max(counted_se**2 - smooth_se**2, 1e-300)
@@ -336,6 +356,24 @@ def _fitted(estimator: Any, X: Any, y: Any) -> Any:
     return fitted
 
 
+def _warn_unless_minimal(rows: Array, y: Array, coef: Array, offset: float, loss: Loss, alpha: float) -> None:
+    """Warn where the solver stopped away from the minimum, on which leaving rows out by formula rests."""
+    slope = getattr(loss, "slope", None)
+    if slope is None:
+        return
+    slopes = np.asarray(slope(y, rows @ coef + offset), dtype=float)
+    pull = alpha * coef
+    left = float(np.linalg.norm(rows.T @ slopes / len(y) + pull))
+    scale = max(float(np.linalg.norm(pull)), 1e-3 * float(np.linalg.norm(np.abs(rows).T @ np.abs(slopes) / len(y))))
+    if left > LOOSE * scale:
+        warnings.warn(
+            f"the solver stopped where the risk's gradient is still {left / scale:.0%} of the penalty's: errors of left-out rows rest on "
+            "a minimum; give the estimator a smaller tol, more iterations or another solver",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+
+
 def _rows(X: Any) -> int:
     shape = getattr(X, "shape", None)
     n = int(shape[0]) if shape else len(X) if hasattr(X, "__len__") else len(np.asarray(X))
@@ -346,7 +384,10 @@ def _rows(X: Any) -> int:
 
 def _coordinates(last: Any, rows: Array, erm: HighDimERM) -> tuple[Array, float, Array, bool]:
     """Coefficients, offset and rows in which every penalised parameter is a coefficient, and whether the intercept is free."""
-    coef = np.ravel(last.coef_).astype(float)
+    coef = (
+        last.coef_.toarray() if hasattr(last.coef_, "toarray") else last.coef_
+    )  # of a support vector machine on sparse rows
+    coef = np.ravel(coef).astype(float)
     if len(coef) != rows.shape[1]:
         raise ValueError(
             f"the fitted model has coefficients of shape {np.shape(last.coef_)}; one target and two classes are supported"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cameraready.stats.bpop import Execution, compile, posets
+from cameraready.stats.bpop.executor import ended
 
 #: Tokens of the instruction that every action is asked with.
 PROMPT_TOKENS = 200
@@ -40,12 +41,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def run_simulated(coroutine: Callable[[], Any]) -> Any:
-    """The result of ``coroutine()`` on a simulated clock. No threads may be involved."""
-    loop = SimulatedLoop()
-    try:
-        return loop.run_until_complete(coroutine())
-    finally:
-        loop.close()
+    """The result of ``coroutine()`` on a simulated clock. Handlers may not use threads."""
+
+    def work() -> Any:
+        loop = SimulatedLoop()
+        try:
+            return loop.run_until_complete(coroutine())
+        finally:
+            loop.close()
+
+    return ended(work)
 
 
 @dataclass(frozen=True)
