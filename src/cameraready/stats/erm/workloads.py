@@ -22,6 +22,7 @@ from sklearn.svm import LinearSVC
 
 from cameraready.evidence import Spec
 from cameraready.evidence.specs import read_table
+from cameraready.stats._tables import as_days, as_text
 from cameraready.stats.erm.asymptotics import Asymptotics, HighDimERM
 from cameraready.stats.erm.correspondence import matching_erm
 from cameraready.stats.erm.designs import (
@@ -282,14 +283,6 @@ def mixed_pipeline(frame: pd.DataFrame, estimator: Any) -> Any:
         (number, numbers), (make_pipeline(FunctionTransformer(as_days), clone(number)), dates), (text, rest)
     )
     return make_pipeline(columns, estimator)
-
-
-def as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.astype("string").fillna("missing").astype(object)
-
-
-def as_days(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.apply(lambda c: (c - pd.Timestamp("1970-01-01", tz=c.dt.tz)) / pd.Timedelta(days=1))
 
 
 def table(name: str, features: pd.DataFrame, target: pd.Series) -> Workload:

@@ -6,7 +6,6 @@ Both keep the best point so far in a `Trace`, so that an interruption at any mom
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -193,6 +192,3 @@ class Progress:
         """End the line."""
         if self._shown:
             sys.stderr.write("\n")
-
-
-Search = Callable[[np.ndarray, int, Trace], None]

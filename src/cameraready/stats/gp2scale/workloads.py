@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cameraready.evidence import Spec
+from cameraready.stats._tables import as_days, as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -285,16 +286,6 @@ def column_coder(features: pd.DataFrame) -> Any:
 
 def as_floats(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype("Float64").astype(float)
-
-
-def as_days(frame: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
-    return frame.apply(lambda column: (column - pd.Timestamp("1970-01-01", tz=column.dt.tz)) / pd.Timedelta(days=1))
-
-
-def as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.astype("string").fillna("missing").astype(object)
 
 
 def ready_regressor(workload: Workload) -> Any:
