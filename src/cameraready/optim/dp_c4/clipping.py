@@ -93,7 +93,11 @@ def clip_rows(parts: Sequence[Tensor], threshold: float) -> tuple[list[Tensor], 
         raise ValueError(f"the threshold must be a finite number of at least 0, got {threshold}")
     norms, usable = row_norms(parts, threshold)
     long = norms > threshold
+    factors = torch.where(long, threshold / norms, 1.0)
     clipped = []
+    if bool(usable.all()) and (not len(factors) or float(factors.min()) > 1e-30):
+        clipped = [(part * _column(factors, part)).to(part.dtype) for part in parts]
+        return clipped, long
     for part in parts:
         work = part.float() if part.dtype.itemsize < 4 else part
         # First to length one, then to the threshold: their quotient may be too small a number for float32.

@@ -244,10 +244,11 @@ class C4Optimizer(DPOptimizer):
         self, taking_part: list[Tensor], kind: str, records: Tensor | None, closure: Closure | None
     ) -> None:
         rows = [self._flat(p).to(work_dtype(p)) for p in taking_part]
+        held, whole = [], False
         if kind == "coupled":
             assert records is not None
-            whole = len(records) == self.sampling.n_records and bool((records[1:] > records[:-1]).all())
             held = [self.memory.references(p) for p in taking_part]
+            whole = len(records) == self.sampling.n_records and bool((records[1:] > records[:-1]).all())
             rows = [row - (h if whole else h[records]) for h, row in zip(held, rows, strict=True)]
         elif kind == "difference":
             assert closure is not None
@@ -260,9 +261,12 @@ class C4Optimizer(DPOptimizer):
         for p, delta in zip(taking_part, deltas, strict=True):
             total = delta.sum(dim=0)
             p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
-            if kind == "coupled":
-                self.memory.references(p).index_add_(0, records.to(delta.device), delta)  # type: ignore[union-attr]
             p.grad_sample = None
+        for h, delta in zip(held, deltas, strict=bool(held)):
+            if whole:
+                h.add_(delta)
+            else:
+                h.index_add_(0, records.to(delta.device), delta)  # type: ignore[union-attr]
 
     def _at_snapshot(self, taking_part: list[Tensor], closure: Closure) -> list[Tensor]:
         """Per-sample gradients of the same batch with the parameters at the snapshot, to which they are brought back after."""

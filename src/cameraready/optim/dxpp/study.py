@@ -78,7 +78,7 @@ STUDY = Study(
         ),
     ],
     libraries={
-        "*": ["numpy", "scipy", "torch", "qpsolvers", "clarabel"],
+        "*": ["numpy", "scipy", "torch", "qpsolvers", "clarabel", "piqp"],
         **{name: ["libdqp"] for name in LIBDQP},
         "diffqcp": ["diffqcp"],
         "cvxpylayers": ["cvxpylayers", "diffcp", "cvxpy"],
@@ -131,7 +131,7 @@ STUDY = Study(
             1,
             part="d",
             paper="The same with the official code's rules and its default solver tolerance.",
-            tested="Its weights and active set on clarabel's point at 1e-6, program as given, beta = 1e-6: no gradient of q is off by more"
+            tested="Its weights and active set on piqp's point at 1e-6, program as given, beta = 1e-6: no gradient of q is off by more"
             " than 1e-4.",
             scope="exact",
             source=f"{PAPER}, official code",
