@@ -304,6 +304,20 @@ ARMS: Mapping[str, Arm] = {
 NETWORK_EVALUATIONS, NETWORK_RATE = 20, 0.2
 
 
+def network_steps(arm: str, evaluations: int) -> tuple[int, float]:
+    """Number of steps and sampling rate of an arm."""
+    rate = 1.0 if arm in ("c4", "dp-sgd") else NETWORK_RATE
+    steps = int(evaluations / rate)
+    return (int(steps * RESTART / (2 * RESTART - 1)), rate) if arm == "c4-snapshot" else (steps, rate)
+
+
+def network_noise(budget: Budget) -> dict[str, float]:
+    """Noise multipliers of the arms that train a network."""
+    anchors = {"c4-snapshot": (RESTART, ANCHOR_SHARE)}
+    arms = ("c4", "dp-sgd", "c4-snapshot", "dp-sgd-poisson")
+    return {arm: noise_for(budget, *network_steps(arm, budget.evaluations), anchors.get(arm, (1, 1.0))) for arm in arms}
+
+
 def train_network(images: Images, arm: str, budget: Budget, settings: Settings, seed: int) -> float:
     """Share of held-out images that a network of 32 hidden units, trained by `arm`, gets wrong."""
     n = len(images.labels)
@@ -313,11 +327,9 @@ def train_network(images: Images, arm: str, budget: Budget, settings: Settings, 
         for p in network.parameters():
             p.copy_(torch.randn(p.shape, generator=torch_seed) * (p.shape[-1] ** -0.5 if p.ndim == 2 else 0.0))
     base = torch.optim.SGD(network.parameters(), lr=settings.lr)
-    rate = 1.0 if arm in ("c4", "dp-sgd") else NETWORK_RATE
-    steps = int(budget.evaluations / rate)
+    steps, rate = network_steps(arm, budget.evaluations)
+    noise = network_noise(budget)[arm]
     if arm.startswith("c4"):
-        if arm == "c4-snapshot":
-            steps = int(steps * RESTART / (2 * RESTART - 1))
         schedule = (
             thresholds(settings.second, steps) if arm == "c4" else MovementThreshold(SMOOTHNESS, anchor=settings.second)
         )
@@ -329,7 +341,7 @@ def train_network(images: Images, arm: str, budget: Budget, settings: Settings, 
             schedule=schedule,
             steps=steps,
             target_delta=budget.delta,
-            noise_multiplier=noise_for(budget, steps, rate, (1, 1.0) if arm == "c4" else (RESTART, ANCHOR_SHARE)),
+            noise_multiplier=noise,
             allocation="by-threshold" if arm == "c4" else "uniform",
             restart_every=None if arm == "c4" else RESTART,
             anchor_share=ANCHOR_SHARE,
@@ -341,7 +353,7 @@ def train_network(images: Images, arm: str, budget: Budget, settings: Settings, 
         module = GradSampleModule(network)
         optimizer = DPOptimizer(
             base,
-            noise_multiplier=noise_for(budget, steps, rate),
+            noise_multiplier=noise,
             max_grad_norm=settings.second,
             expected_batch_size=rate * n,  # type: ignore[arg-type]
             generator=torch.Generator().manual_seed(seed + 1),

@@ -52,14 +52,17 @@ LINEAR = {
 
 
 def grid(problem: str, arm: str) -> list[dict[str, Any]]:
+    """Grids whose best setting lay at their end were moved on until it did not."""
+    if problem == "poisson" and arm == "muon":
+        return LINEAR["muon"]
     return LINEAR.get(arm, GRIDS[arm]) if problem == "least-squares" else GRIDS[arm]
 
 
 #: The number in `grid` of the setting chosen.
 CHOSEN: dict[str, dict[str, int]] = {
-    "poisson": dict.fromkeys(GRIDS, 0),
-    "burgers": dict.fromkeys(GRIDS, 0),
-    "least-squares": dict.fromkeys(GRIDS, 0),
+    "poisson": {"spring": 2, "sng": 3, "adam": 4, "lbfgs": 5, "muon": 2, "singd": 4, "randngd": 4},
+    "burgers": {"spring": 5, "sng": 2, "adam": 4, "lbfgs": 5, "muon": 4, "singd": 4, "randngd": 4},
+    "least-squares": {"spring": 7, "sng": 6, "adam": 4, "lbfgs": 6, "muon": 2, "singd": 6, "randngd": 4},
 }
 
 
