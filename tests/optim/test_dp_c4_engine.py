@@ -114,7 +114,7 @@ def test_without_coupling_a_whole_run_is_opacus_bit_for_bit():
         {"mode": "snapshot", "schedule": MovementThreshold(2.0, anchor=2.0), "restart_every": 4, "anchor_share": 0.7},
         {"mode": "table", "schedule": GeometricThreshold(2.0, 0.9, floor=0.1), "allocation": "by-threshold"},
         {"mode": "table", "participation": "cyclic"},
-        {"mode": "off"},
+        {"mode": "off", "accountant": "rdp"},
         {"mode": "off", "participation": "full", "adjacency": "replace-one"},
         {"mode": "snapshot", "accountant": "rdp"},
     ],
@@ -132,7 +132,7 @@ def test_the_budget_is_met_by_what_ran_and_by_its_log(options):
 
 
 def test_an_interrupted_run_has_spent_only_what_it_released():
-    made = private(noise_multiplier=None, target_epsilon=2.0, mode="off")
+    made = private(noise_multiplier=None, target_epsilon=2.0, mode="off", participation="full")
     run(made, steps=3)
     assert len(made.optimizer.ledger.releases) == 3
     assert 0 < made.optimizer.get_epsilon(1e-3) < 1.5
@@ -297,7 +297,7 @@ def test_what_a_lost_run_released_is_counted_and_its_noise_not_used_again(tmp_pa
 
 
 def test_going_back_to_a_checkpoint_gives_nothing_back():
-    made = private(noise_multiplier=None, target_epsilon=2.0, mode="off")
+    made = private(noise_multiplier=None, target_epsilon=2.0, mode="off", participation="full")
     run(made, steps=3)
     state = copy.deepcopy(made.optimizer.state_dict())
     run(made, steps=6)
@@ -321,6 +321,7 @@ def test_a_run_that_leaves_its_plan_keeps_to_its_budget(leave):
         steps=10,
         target_epsilon=2.0,
         target_delta=1e-3,
+        participation="full",
         anchor_share=0.5,
         **generators(),
     )

@@ -69,6 +69,7 @@ def test_every_arm_spends_its_gradient_evaluations_and_no_more():
             return original(self, weights)
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(arms, "noise_for", lambda *args: 3.0)
             patch.setattr(Problem, "gradients", counting)
             ARMS[arm](problem, budget, Settings(0.01, 0.5), 0)
         counted[arm] = sum(rows) / 200

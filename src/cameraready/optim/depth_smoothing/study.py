@@ -64,29 +64,31 @@ def trial(
 
 
 def overhead(task: Task, ctx: Context, every: dict[str, Arm], runs: int) -> list[dict[str, Any]]:
-    """Forward, backward and step, with and without smoothing, in turn; a row an arm, run and repeat."""
-    rows = []
-    for run in range(runs):
-        calls = {}
-        batch = next(iter(task.batches(run)))
-        for name in (name for name in every if name in ("base", "smooth") or name in ctx.own):
-            model = task.model(run)
-            optimizers = [every[name](base, model) for base in task.optimizers(model, task.rates[0])]
+    """Forward, backward and step, with and without smoothing, in turn; a row an arm and repeat, two repeats a run."""
+    calls = {}
+    batch = next(iter(task.batches(0)))
+    for name in (name for name in every if name in ("base", "smooth") or name in ctx.own):
+        model = task.model(0)
+        optimizers = [every[name](base, model) for base in task.optimizers(model, task.rates[0])]
 
-            def step(model: Any = model, optimizers: Any = optimizers, batch: Any = batch) -> None:
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                task.loss(model, batch).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
+        def step(model: Any = model, optimizers: Any = optimizers) -> None:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            task.loss(model, batch).backward()
+            for optimizer in optimizers:
+                optimizer.step()
 
-            calls[name] = step
-        timed = interleave(calls, warmup=1, repeats=2, arm_column="optimizer")
-        rows += [
-            {**{k: v for k, v in row.items() if k != "seconds"}, "run": run, "step_seconds": row["seconds"]}
-            for row in timed
-        ]
-    return rows
+        calls[name] = step
+    timed = interleave(calls, warmup=2, repeats=2 * runs, arm_column="optimizer")
+    return [
+        {
+            "optimizer": row["optimizer"],
+            "run": row["repeat"] // 2,
+            "repeat": row["repeat"],
+            "step_seconds": row["seconds"],
+        }
+        for row in timed
+    ]
 
 
 def ready_optimizer(task: Task) -> DepthSmoothing:
