@@ -174,8 +174,29 @@ def test_the_precision_of_q_decides_and_not_that_of_other_inputs():
         qp_solve(
             torch.diag(vector(1, -0.1)), vector(-1, 0.05), lb=-torch.ones(2, dtype=torch.bfloat16), ub=torch.ones(2)
         )
-    with pytest.raises(ValueError, match="not symmetric"):
-        qp_solve(torch.tensor([[1.0, 3e-4], [0.0, 1.0]]), torch.ones(2))
+    skewed = torch.tensor([[1.0, 3e-4], [0.0, 1.0]])
+    torch.testing.assert_close(qp_solve(skewed, torch.ones(2)), qp_solve((skewed + skewed.T) / 2, torch.ones(2)))
+
+
+def test_the_inverse_of_an_ill_conditioned_covariance_is_symmetric_enough():
+    g = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(30, 30, generator=g, dtype=F64))[0]
+    Q = torch.linalg.inv(basis @ torch.diag(torch.logspace(-6, 0, 30, dtype=F64)) @ basis.T)
+    assert float((Q - Q.T).abs().max()) > 0
+    assert qp_solve(Q, torch.ones(30, dtype=F64), lb=torch.zeros(30, dtype=F64)).shape == (30,)
+
+
+def test_the_sample_of_a_batch_without_a_solution_is_named():
+    with pytest.raises(QPError, match="sample 1 of the batch: the program is infeasible"):
+        qp_solve(EYE, vector(0, 0), vector(1, 0)[None], torch.tensor([[1.0], [-1.0]], dtype=F64), lb=vector(0, 0))
+
+
+@pytest.mark.parametrize("b", [(1.0, 2.0), (1.0, 3.0)])
+def test_a_solver_that_refuses_dependent_rows_fails_in_the_layers_words(b):
+    pytest.importorskip("cvxopt")
+    with pytest.raises(QPError) as caught:
+        qp_solve(EYE, vector(0, 0), A=torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=F64), b=vector(*b), solver="cvxopt")
+    assert caught.value.status == ("not solved" if b[1] == 2.0 else "infeasible")
 
 
 GOOD = {"Q": EYE, "q": vector(1, 1)}

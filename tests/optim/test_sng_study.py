@@ -136,9 +136,10 @@ def test_steepest_descent_with_several_steps_is_each_by_itself():
     assert together[2] > 1e6 * together[0]
 
 
-def test_every_arm_has_eight_settings_and_one_of_them_is_chosen():
+def test_every_arm_in_pytorch_has_eight_settings_and_one_of_them_is_chosen():
     for problem in problems.PROBLEMS:
-        for arm in (*rivals.ARMS, "randngd"):
+        assert settings.chosen(problem, "randngd")["sketch"] == 200
+        for arm in rivals.ARMS:
             options = settings.grid(problem, arm)
             assert len({str(option) for option in options}) == 8
             assert settings.chosen(problem, arm) in options

@@ -94,7 +94,8 @@ class PenaltyQPLayer(nn.Module):
         taken as zero in the weights.
     regularization : float
         Added to the diagonal of the normalised Q (largest coefficient of the objective about one, x of order one), in
-        forward and backward alike; for linear programs and others with solutions that are not unique.
+        forward and backward alike; for linear programs and others with solutions that are not unique. Keep it small: the units of
+        that normalisation are powers of two, and differ between the samples of a batch.
     warm_start : bool
         Whether a call starts from the last solution. Only where all matrices are the same, value by value; pass `start` otherwise.
     solver_options : mapping, optional

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cameraready.optim._linear import Array
-from cameraready.optim.dxpp.errors import InaccurateQPWarning
+from cameraready.optim.dxpp.errors import InaccurateQPWarning, QPError
 from cameraready.optim.dxpp.inputs import MATRICES, NAMES, Inputs, Pattern, Run
 from cameraready.optim.dxpp.numerics.programs import Scales
 from cameraready.optim.dxpp.numerics.sensitivity import KKTSystem
@@ -35,7 +35,12 @@ class QPFunction(torch.autograd.Function):
         for i in range(inputs.count):
             program, scales = inputs.program(i, run.regularization)
             start = None if starts is None else starts[i] / scales.x
-            solved = solve_program(program, run.options, start, run.differentiable)
+            try:
+                solved = solve_program(program, run.options, start, run.differentiable)
+            except QPError as error:
+                if inputs.batched:
+                    raise QPError(error.status, f"sample {i} of the batch: {error}") from error
+                raise
             run.solved.append(solved)
             run.scales.append(scales)
             point = solved.point

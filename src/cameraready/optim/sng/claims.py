@@ -195,8 +195,8 @@ CLAIMS: list[Claim | Untested] = [
         8,
         part="a",
         paper="(Ours.) At equal wall time it trains physics-informed networks further than other optimizers.",
-        tested="A network that carries its derivatives forward, for all arms: error below half that of the best of Adam, L-BFGS, Muon, "
-        "SINGD and randngd, each with the best of eight settings.",
+        tested="A network that carries its derivatives forward, for all arms: error below half that of the best of Adam, L-BFGS, Muon and "
+        "SINGD, each with the best of eight settings, and randngd.",
         scope="ours",
         source="this study",
         measure=versus_best("error", "spring", peers=RIVALS),

@@ -293,6 +293,8 @@ class KKTSystem:
                 found = sparse_linalg.lsmr(self.matrix, rhs, atol=1e-13, btol=1e-13, conlim=0, maxiter=20 * len(rhs))[0]
             else:
                 found = dense_linalg.lstsq(self.matrix, rhs, check_finite=False)[0]
+        if not steps:
+            return found[: len(r)], found[len(r) :], Quality()
         size = float(np.abs(rhs).max(initial=0.0)) or 1.0
         residual = float(np.abs(rhs - self.matrix @ found).max(initial=0.0)) / size
         return found[: len(r)], found[len(r) :], Quality(residual, min(steps, 1))

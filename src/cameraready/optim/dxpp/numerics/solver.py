@@ -20,6 +20,8 @@ TIGHT: Mapping[str, Mapping[str, Any]] = {
     "clarabel": {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10},
     "proxqp": {"eps_abs": 1e-9, "eps_rel": 0.0},
     "osqp": {"eps_abs": 1e-8, "eps_rel": 1e-8, "max_iter": 50_000, "polishing": True},
+    "scs": {"eps_abs": 1e-9, "eps_rel": 1e-9},
+    "cvxopt": {"feastol": 1e-9, "abstol": 1e-9, "reltol": 1e-9},
     "piqp": {"eps_abs": 1e-10, "eps_rel": 1e-10, "check_duality_gap": True},
 }
 #: Solvers that qpsolvers lets start from a point.
@@ -94,6 +96,8 @@ def ask_solver(program: Program, options: Options, start: Array | None) -> Point
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the solver has to say is judged by the KKT conditions
             found = qpsolvers.solve_problem(problem, options.solver, initvals=start, **settings)
+    except (qpsolvers.ProblemError, qpsolvers.SolverError) as error:
+        raise RuntimeError(str(error)) from error
     except (AttributeError, TypeError, ValueError, qpsolvers.ParamError) as error:
         raise ValueError(
             f"{options.solver} does not take this program or solver_options {dict(options.solver_options or {})}: {error}"

@@ -39,6 +39,8 @@ from cameraready.optim.dxpp.trials.workloads import (
 
 Rows = Iterator[dict[str, Any]]
 BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
+#: Sizes at which forward and backward are timed together as well.
+WHOLE = (1_000, 10_000)
 #: Larger programs are tried with the middle ones only.
 MOST_BETAS = 100
 SOLVERS = ("clarabel", "proxqp", "osqp", "piqp")
@@ -188,26 +190,47 @@ def solvers(data: Data, seed: int) -> Rows:
 
 
 def speed(ctx: Context, data: Data, seed: int, instance: str, repeats: int, with_full: bool, peers: bool) -> Rows:
-    """Seconds from the solution to the gradients of every input, in turn, one thread each; and of the backward pass alone."""
+    """Seconds from the solution to the gradients of every input, of the backward pass alone, and of forward and backward together.
+
+    Arms take turns, one thread each. What follows the solution is, for ours and `kkt`, the system on the known active set, its
+    factorisation, solves and gradients; for libdqp, which is handed the solution, its own active set, KKT matrix and the same.
+    """
     n = len(data["q"])
     forward, gx = solved_forward(data), upstream_for(n, seed)
-    truth = exact(forward, gx)
+    truth = exact(forward, gx)["q"]
     calls: dict[str, Any] = {arm: differentiation(forward, arm, gx) for arm in ("dxpp", "formula", "kkt")}
     if with_full:
         calls["full-kkt"] = full_kkt(forward, gx)
-    calls = {arm: call for arm, call in calls.items() if arm not in ctx.without}
-    accurate = {arm: call() for arm, call in calls.items()}
-    rows = interleave(calls, warmup=1, repeats=repeats)
-    shared = {"n": n, "active": forward.solved.info.n_active, "instance": instance}
-    for row in rows:
-        found = accurate[row["arm"]]
-        error = relative_error(found["q"] if isinstance(found, dict) else found, truth["q"])
-        yield {"arm": row["arm"], "repeat": row["repeat"], "own_seconds": row["seconds"], "q_error": error, **shared}
+    timers = {arm: clocked(call) for arm, call in calls.items() if arm not in ctx.without}
+    timers["dxpp, pass"] = clocked(backward_pass(forward, gx), "pass_seconds")
     if peers:
-        yield from libdqp_speed(ctx, forward, gx, truth["q"], repeats, shared)
-    ready = backward_pass(forward, gx)
-    for row in interleave({"dxpp": ready}, warmup=1, repeats=repeats):
-        yield {"arm": "dxpp", "repeat": row["repeat"], "pass_seconds": row["seconds"], **shared}
+        timers |= libdqp_timers(ctx, forward, gx)
+    if peers and n in WHOLE:
+        timers["dxpp, whole"] = clocked(whole_layer(data, gx), "whole_seconds")
+    shared = {"n": n, "active": forward.solved.info.n_active, "instance": instance}
+    names = list(timers)
+    for repeat in range(-1, repeats):
+        turn = repeat % len(names)
+        for name in names[turn:] + names[:turn]:
+            found = timers[name]()
+            if repeat >= 0:
+                gradient = found.pop("q", None)
+                error = {} if gradient is None else {"q_error": relative_error(gradient, truth)}
+                yield {"arm": name.split(",")[0], "repeat": repeat, **found, **error, **shared}
+
+
+def clocked(call: Any, column: str = "own_seconds") -> Any:
+    """A call that returns its seconds under `column` and the gradient of q, if it makes one."""
+
+    def timer() -> dict[str, Any]:
+        started = time.perf_counter()
+        found = call()
+        seconds = time.perf_counter() - started
+        if column != "own_seconds":
+            return {column: seconds}
+        return {column: seconds, "q": found["q"] if isinstance(found, dict) else found}
+
+    return timer
 
 
 def backward_pass(forward: Forward, upstream: Array) -> Any:
@@ -216,31 +239,33 @@ def backward_pass(forward: Forward, upstream: Array) -> Any:
     return lambda: torch.autograd.grad(forward.output, inputs, gx, retain_graph=True)
 
 
-def libdqp_speed(ctx: Context, forward: Forward, gx: Array, truth: Array, repeats: int, shared: dict[str, Any]) -> Rows:
-    """libdqp in its own environment, handed our solution: active set, KKT matrix, its linear solver, gradients of every input."""
+def whole_layer(data: Data, upstream: Array) -> Any:
+    """Forward by clarabel at 1e-10, and backward."""
+    inputs = {name: value.requires_grad_() for name, value in tensors(data).items()}
+    layer, gx = PenaltyQPLayer("clarabel"), torch.from_numpy(upstream)
+    return lambda: torch.autograd.grad(layer(**inputs).x, list(inputs.values()), gx)
+
+
+def libdqp_timers(ctx: Context, forward: Forward, gx: Array) -> dict[str, Any]:
+    """libdqp in its own environment, timed there: from our solution, and at some sizes its whole layer with clarabel at 1e-10."""
     is_sparse = forward.solved.program.is_sparse
     wanted = {arm: names[0] if is_sparse else names[1] for arm, names in LIBDQP.items() if arm not in ctx.without}
+    timers: dict[str, Any] = {}
     if not any(wanted.values()):
-        return
+        return timers
     remote = ctx.peer("libdqp")
     for arm, solver in wanted.items():
         if not solver:
             continue
         remote.open_problem(peer_problem(forward.data), forward.x, forward.lam, forward.mu, solver, arm)
-    for repeat in range(-1, repeats):
-        for arm, solver in wanted.items():
-            if not solver:
-                continue
-            found = remote.differentiate(arm, gx)
-            if repeat >= 0:
-                yield {
-                    "arm": arm,
-                    "repeat": repeat,
-                    "own_seconds": found["setup"] + found["backward"],
-                    "pass_seconds": found["backward"],
-                    "q_error": relative_error(found["q"], truth),
-                    **shared,
-                }
+        timers[arm] = lambda arm=arm: from_our_solution(remote.differentiate(arm, gx))
+        if len(gx) in WHOLE:
+            timers[f"{arm}, whole"] = lambda arm=arm: {"whole_seconds": remote.whole(arm, gx)}
+    return timers
+
+
+def from_our_solution(found: dict[str, Any]) -> dict[str, Any]:
+    return {"own_seconds": found["setup"] + found["backward"], "pass_seconds": found["backward"], "q": found["q"]}
 
 
 # --- models with a program inside ----------------------------------------------------------------------------------------
@@ -302,41 +327,51 @@ def step_seconds(ctx: Context, workload: str, seed: int, instance: str, repeats:
             yield {"arm": row["arm"], "repeat": row["repeat"], "own_seconds": row["seconds"], "instance": instance}
 
 
-def against_diffqcp(ctx: Context, workload: str, seeds: list[int]) -> Rows:
-    """diffqcp's gradients at our solutions of the first programs of a task, and the seconds of its product beside ours."""
-    forwards, upstreams, sent = [], [], []
-    for seed in seeds:
-        task = training.TASKS[workload](seed)
-        caught: list[tuple[Array, Array, Array]] = []
-
-        def keep(
-            q: torch.Tensor, A: torch.Tensor, b: torch.Tensor, task: training.Task = task, caught: Any = caught
-        ) -> torch.Tensor:
-            caught.append(tuple(each.detach().numpy() for each in (q[0], A, b)))
-            return training.our_layer(task)(q, A, b)
-
-        task.loss(task.start, keep, 0)
-        q, A, b = caught[0]
-        data = {"Q": task.Q.numpy(), "q": q, "A": A, "b": b, "lb": task.lb.numpy(), "ub": task.ub.numpy()}
-        forwards.append(solved_forward(data))
-        upstreams.append(upstream_for(len(q), seed))
-        sent.append(as_cone_program(forwards[-1]))
-    found = ctx.peer("diffqcp").gradients(sent, upstreams)
-    for seed, forward, gx, theirs in zip(seeds, forwards, upstreams, found["q"], strict=True):
+def against_diffqcp(ctx: Context, workload: str, seeds: list[int], repeats: int) -> Rows:
+    """diffqcp's gradients at our solutions of the first programs of a task, and the seconds of its product, in turn with ours."""
+    made = [first_program(workload, seed) for seed in seeds]
+    upstreams = [upstream_for(len(forward.x), seed) for forward, seed in zip(made, seeds, strict=True)]
+    remote = ctx.peer("diffqcp")
+    remote.open_programs([as_cone_program(forward) for forward in made], upstreams)
+    torch.set_num_threads(1)
+    for place, (seed, forward, gx) in enumerate(zip(seeds, made, upstreams, strict=True)):
         truth = exact(forward, gx)["q"]
-        call = differentiation(forward, "dxpp", gx)
-        call()
-        started = time.perf_counter()
-        mine = call()["q"]
-        seconds = time.perf_counter() - started
-        yield {"arm": "dxpp", "instance": str(seed), "own_seconds": seconds, "q_error": relative_error(mine, truth)}
-        theirs_seconds = float(found["seconds"]) / len(seeds)
-        yield {
-            "arm": "diffqcp",
-            "instance": str(seed),
-            "own_seconds": theirs_seconds,
-            "q_error": relative_error(theirs, truth),
-        }
+        ours = clocked(differentiation(forward, "dxpp", gx))
+        timers = {"dxpp": ours, "diffqcp": lambda place=place: remote.gradient(place)}
+        for repeat in range(-1, repeats):
+            for arm in list(timers)[:: 1 if repeat % 2 else -1]:
+                found = timers[arm]()
+                if repeat >= 0:
+                    error = relative_error(np.asarray(found["q"]), truth)
+                    yield {
+                        "arm": arm,
+                        "instance": str(seed),
+                        "own_seconds": float(found["own_seconds"]),
+                        "q_error": error,
+                    }
+
+
+def first_program(workload: str, seed: int) -> Forward:
+    """The first program of a task's first step, solved."""
+    task = training.TASKS[workload](seed)
+    caught: list[Any] = []
+
+    def keep(q: torch.Tensor, A: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        caught.append([each.detach().numpy() for each in (q[0], A, b)])
+        return training.our_layer(task)(q, A, b)
+
+    task.loss(task.start, keep, 0)
+    q, A, b = caught[0]
+    return solved_forward({"Q": task.Q.numpy(), "q": q, "A": A, "b": b, "lb": task.lb.numpy(), "ub": task.ub.numpy()})
+
+
+def diffqcp_errors(ctx: Context, workload: str, seed: int) -> dict[str, Any]:
+    """The error of diffqcp's gradient of q from our solution."""
+    forward = first_program(workload, seed)
+    gx = upstream_for(len(forward.x), seed)
+    remote = ctx.peer("diffqcp")
+    remote.open_programs([as_cone_program(forward)], [gx])
+    return {"n": len(gx), "q_error": relative_error(np.asarray(remote.gradient(0)["q"]), exact(forward, gx)["q"])}
 
 
 def as_cone_program(forward: Forward) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     if workload in ("portfolio", "sudoku"):
         yield {"part": "step", "instances": TIMED[tier], "repeats": 1 if smoke else 3, "peers": not smoke}
         if workload == "portfolio" and not smoke:
-            yield {"part": "diffqcp", "instances": TIMED[tier], "arm": "diffqcp"}
+            yield {"part": "diffqcp", "instance": "0", "arm": "diffqcp"}
+            yield {"part": "products", "instances": TIMED[tier], "repeats": 3}
         return
     sizes = DENSE_SPEED[tier] if workload == "random-dense" else SPARSE_SPEED[tier]
     yield {"part": "speed", "instances": TIMED[tier], "sizes": sizes, "repeats": 2 if smoke else 3, "peers": not smoke}
@@ -91,13 +92,15 @@ def trial(
         return timed(workload, ctx, many, sizes or [], repeats, peers)
     if part == "step":
         return [row for s in many for row in measured.step_seconds(ctx, workload.name, s, str(s), repeats, peers)]
-    if part == "diffqcp":
-        return list(measured.against_diffqcp(ctx, workload.name, many))
+    if part == "products":
+        return [] if "diffqcp" in ctx.without else list(measured.against_diffqcp(ctx, workload.name, many, repeats))
     seed = first + int(instance)
     if part == "training":
         return [measured.trained(workload.name, seed, arm, steps)]
     if part == "layer":
         return [measured.layer_errors(data_of(workload, n, seed), seed, ctx.select(ARMS)[arm])]
+    if part == "diffqcp":
+        return [measured.diffqcp_errors(ctx, workload.name, seed)]
     if part == "libdqp":
         return [measured.libdqp_errors(ctx, data_of(workload, n, seed), seed, arm)]
     if part == "traps":

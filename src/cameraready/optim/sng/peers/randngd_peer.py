@@ -113,12 +113,11 @@ def loss_at(points, weights):
     return float(prepared(points, start, "full", "eigenvalue", 1)[2](start))
 
 
-def train(points, weights, solver_name, damping, ell_max, seconds, marks, processor_time=False):
+def train(points, weights, solver_name, damping, ell_max, seconds, marks):
     """Weights, seconds and steps at each share of the time; compilation is not counted.
 
-    Returns a list of dicts, one a mark. `processor_time` counts the process's seconds rather than the clock's.
+    Returns a list of dicts, one a mark.
     """
-    clock = time.process_time if processor_time else time.perf_counter
     y = [jnp.asarray(w) for w in weights]
     step, first, _ = prepared(points, y, solver_name, damping, ell_max)
     state = first(y)
@@ -126,10 +125,10 @@ def train(points, weights, solver_name, damping, ell_max, seconds, marks, proces
     found, spent, steps = [], 0.0, 0
     for mark in marks:
         while spent < mark * seconds:
-            started = clock()
+            started = time.perf_counter()
             y, state, _ = step(y, state)
             jax.block_until_ready(y)
-            spent += clock() - started
+            spent += time.perf_counter() - started
             steps += 1
         found.append({"weights": [np.asarray(w) for w in y], "seconds": spent, "steps": steps})
     return found

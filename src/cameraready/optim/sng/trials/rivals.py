@@ -177,20 +177,14 @@ def warm_up(problem: Problem, arm: Arm, settings: Mapping[str, Any]) -> None:
 
 
 def train_in_jax(
-    problem: Problem,
-    remote: Any,
-    settings: Mapping[str, Any],
-    seconds: float,
-    seed: int,
-    processor_time: bool = False,
+    problem: Problem, remote: Any, settings: Mapping[str, Any], seconds: float, seed: int
 ) -> list[dict[str, Any]]:
     """randngd from the same parameters, on all rows of the same residuals and on one thread; its errors are computed here."""
-    solver, _, size = settings["solver"].partition("-")
     model = problem.start(seed)
     first = problem.error(model)
     start = [p.detach().numpy().copy() for p in model.parameters()]
     found = remote.train(
-        problem.points, start, solver, settings["damping"], int(size or 1), seconds, list(MARKS), processor_time
+        problem.points, start, settings["solver"], settings["damping"], settings["sketch"], seconds, list(MARKS)
     )
     rows = []
     for mark, at in zip(MARKS, found, strict=True):
