@@ -29,6 +29,11 @@ def closure(model, optimizer, x, y):
     return per_sample_closure(model, optimizer, mean_square, x, y)
 
 
+def without_names(log):
+    """A log's releases without the chance name of the ledger that wrote them."""
+    return [{key: value for key, value in entry.items() if key != "run"} for entry in log["releases"]]
+
+
 CASES = [
     Case("off", build_in("off", ConstantThreshold(2.0)), closure),
     Case("table", build_in("table", GeometricThreshold(2.0, 0.9, floor=0.1)), closure),

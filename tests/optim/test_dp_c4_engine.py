@@ -27,6 +27,8 @@ from cameraready.optim.dp_c4 import (
     make_private_c4,
 )
 
+from tests.optim.dp_c4_cases import without_names
+
 pytestmark = pytest.mark.torch
 
 
@@ -195,7 +197,7 @@ def test_physical_batches_change_nothing_but_memory(options):
     assert max(sizes) <= 4
     assert len(sizes) > 6
     torch.testing.assert_close(weights(whole), weights(pieces), rtol=1e-4, atol=1e-5)
-    assert whole.optimizer.audit_log() == pieces.optimizer.audit_log()
+    assert without_names(whole.optimizer.audit_log()) == without_names(pieces.optimizer.audit_log())
 
 
 def test_table_mode_moves_the_references_of_the_records_in_the_batch():
@@ -275,7 +277,7 @@ def test_a_run_resumes_exactly_in_the_middle_of_an_epoch(options, tmp_path):
     again.loader.load_state_dict(state["loader"])
     run(again)
     assert torch.equal(weights(again), weights(whole))
-    assert again.optimizer.audit_log() == whole.optimizer.audit_log()
+    assert without_names(again.optimizer.audit_log()) == without_names(whole.optimizer.audit_log())
 
 
 def test_what_a_lost_run_released_is_counted_and_its_noise_not_used_again(tmp_path):

@@ -21,6 +21,8 @@ from cameraready.optim.dp_c4 import (
     per_sample_closure,
 )
 
+from tests.optim.dp_c4_cases import without_names
+
 pytestmark = pytest.mark.torch
 
 
@@ -441,7 +443,7 @@ def test_nothing_private_is_in_the_log_and_clipped_fractions_only_on_demand():
     other, twin = private(2, 4, ConstantThreshold(0.5), noise=1.0, seed=1)
     optimizer.step(squares(model, a))
     twin.step(squares(other, 100 * a))
-    assert optimizer.audit_log() == twin.audit_log()  # other data, other noise, the same log
+    assert without_names(optimizer.audit_log()) == without_names(twin.audit_log())  # other data, other noise, the same log
     assert optimizer.private_diagnostics == {}
     with pytest.warns(PrivateQuantityWarning):
         model, optimizer = private(2, 4, ConstantThreshold(0.5), noise=1.0, record_private=True)
@@ -466,7 +468,7 @@ def test_a_resumed_run_goes_on_exactly_and_counts_what_was_before(mode):
         optimizer.step(squares(model, a))
         resumed.step(squares(again, a))
     assert torch.equal(model.x, again.x)
-    assert resumed.audit_log() == optimizer.audit_log()
+    assert without_names(resumed.audit_log()) == without_names(optimizer.audit_log())
     with pytest.raises(BudgetSpentError):
         resumed.step(squares(again, a))
 

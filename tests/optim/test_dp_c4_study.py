@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -99,6 +100,8 @@ def test_noise_that_falls_spends_what_equal_noise_does():
     shares = np.array(arms.decaying_shares(30))
     assert np.sum(shares**-2.0) == pytest.approx(30)
     np.testing.assert_allclose(shares[1:] / shares[:-1], arms.NOISE_DECAY)
+    ends = [arms.thresholds(3.0, steps)(steps) / arms.thresholds(3.0, steps)(0) for steps in (40, 640)]
+    assert ends == pytest.approx([arms.DECAY**100] * 2)
     assert sum(arms.thresholds(3.0, 40)(step) for step in range(40)) == pytest.approx(3.0)
     assert sum(arms.thresholds(3.0, 40, 1.0)(step) for step in range(40)) == pytest.approx(3.0)
 
@@ -126,9 +129,10 @@ def test_normalised_gradients_are_shorter_than_one():
 
 def test_noise_of_all_steps_is_left_in_the_gradient_and_the_log_tells_epsilon():
     problem = small(n=300)
-    prepared = {"c4 2.0": np.array([0.05, 1.0]), "optimum": np.array(0.0)}
+    prepared = {"steps 30": np.array([0.05, 1.0]), "optimum": np.array(0.0)}
     rows = [
-        study.injected(problem, Context(seed=s, prepared=prepared), Budget(2.0, problem.delta, 30)) for s in range(24)
+        study.injected(problem, Context(seed=s, prepared=prepared), Budget(2.0, problem.delta, 30), "fixed")
+        for s in range(24)
     ]
     assert np.mean([row["left_over_expected"] for row in rows]) == pytest.approx(1.0, abs=0.3)
     assert all(1.98 < row["spent"] <= 2.0 for row in rows)
@@ -193,3 +197,32 @@ def test_an_arm_of_ones_own_takes_part_and_one_that_returns_nothing_fails_its_tr
     assert row["excess"] == pytest.approx(problem.value(np.zeros(problem.d)) - problem.value(problem.optimum()))
     with pytest.raises(ValueError, match="finite weights"):
         study.trial(problem, context, part="compare", arm="none", epsilon=1.0)
+
+
+def test_both_optimizers_are_timed_on_the_same_gradients():
+    problem = small()
+    rows = study.trial(problem, Context(seed=0), part="speed", epsilon=0.0)
+    assert {row["arm"] for row in rows} == {"c4", "dp-sgd"}
+    assert all(row["step_seconds"] > 0 for row in rows)
+
+
+def test_the_answer_is_a_sentence_with_its_number():
+    from cameraready.evidence.answer import answer
+
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "workload": "tate",
+            "part": "compare",
+            "arm": arm,
+            "epsilon": 2.0,
+            "seed": seed,
+            "excess": size * rng.uniform(0.9, 1.1),
+        }
+        for seed in range(12)
+        for arm, size in (("c4", 0.5), ("dp-sgd", 1.0), ("clip21", 0.1))
+    ]
+    found = answer(study.STUDY, pl.DataFrame(rows))
+    assert "at epsilon 2" in found
+    assert found.startswith("Use DP-C4")
+    assert "times" in found

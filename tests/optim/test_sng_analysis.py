@@ -205,6 +205,13 @@ def test_estimated_beta_errs_upwards_when_batches_are_few():
     assert all(f.beta_interval[0] < many < f.beta_interval[1] for f in few)
 
 
+def test_a_table_is_a_matrix():
+    import pandas as pd
+
+    J, _ = matrix(8, 3)
+    assert projection_stats(pd.DataFrame(J.numpy()), 2) == projection_stats(J, 2)
+
+
 def test_too_few_batches_to_see_every_direction_warn():
     J, _ = matrix(40, 20)
     with pytest.warns(UserWarning, match="do not reach"):

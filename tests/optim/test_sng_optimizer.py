@@ -232,6 +232,7 @@ def closures(model, x, y):
         "nothing": (lambda: None, TypeError, "NoneType"),
         "three": (lambda: (model(x)[:, 0], y, y), TypeError, "3 values"),
         "shapes": (lambda: (model(x)[:, 0], y[:-1]), ValueError, r"shape \(12,\).* got \(11,\)"),
+        "spread": (lambda: model(x)[:, 0] - y[:, None], ValueError, r"shape \(12, 12\).*spread"),
         "empty": (lambda: model(x[:0])[:, 0], ValueError, "empty"),
         "precision": (lambda: (model(x)[:, 0] - y).float(), ValueError, "float32"),
         "nan": (lambda: model(x)[:, 0] * float("nan"), ValueError, "not finite"),

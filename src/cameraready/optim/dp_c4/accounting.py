@@ -8,7 +8,7 @@ import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,6 +45,8 @@ class Release:
         Probability of a record to take part, for ``"poisson"``; otherwise 1.
     part, parts : int
         Which of how many fixed parts, for ``"cyclic"``.
+    run : str
+        Chance name of the ledger that wrote it down, so that equal releases of two runs are not taken for one.
     """
 
     step: int
@@ -55,6 +57,7 @@ class Release:
     rate: float = 1.0
     part: int = 0
     parts: int = 1
+    run: str = ""
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "threshold"):
@@ -72,6 +75,8 @@ class Release:
             raise ValueError(
                 f"step, part and parts must be whole numbers with part below parts, got {self.part!r} of {self.parts!r}"
             )
+        if not isinstance(self.run, str):
+            raise ValueError(f"run must be a text, got {self.run!r}")
         if (self.participation != "poisson" and self.rate != 1.0) or (
             self.participation != "cyclic" and self.parts != 1
         ):
@@ -91,6 +96,7 @@ class PrivacyLedger:
 
     path: Path | None = None
     releases: list[Release] = field(default_factory=list)
+    run: str = field(default_factory=lambda: os.urandom(8).hex())
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -99,7 +105,8 @@ class PrivacyLedger:
                 self.releases = _read(self.path) + self.releases
 
     def add(self, release: Release) -> None:
-        """Write a release down, on the disk before anything else."""
+        """Write a release down under this ledger's name, on the disk before anything else."""
+        release = replace(release, run=self.run)
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(release)) + "\n")
@@ -120,18 +127,25 @@ class PrivacyLedger:
 
 
 def _read(path: Path) -> list[Release]:
-    """Releases of a file. A last line that was broken off is taken out of it: what it announces was never released."""
+    """Releases of a file. A last line that was broken off in the middle is taken out of it: what it announces was never released."""
     text = path.read_text(encoding="utf-8")
     whole, _, rest = text.rpartition("\n")
+    lines = whole.splitlines()
     if rest:
-        warnings.warn(
-            f"{path}: the last line is broken off; that release was never made, and the line is removed",
-            UserWarning,
-            stacklevel=4,
-        )
-        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+        try:
+            Release(**json.loads(rest))
+            lines.append(rest)  # complete but for its end
+        except (TypeError, ValueError):
+            warnings.warn(
+                f"{path}: the last line is broken off; that release was never made, and the line is removed",
+                UserWarning,
+                stacklevel=4,
+            )
+        mended = path.with_name(path.name + ".mended")
+        mended.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        os.replace(mended, path)
     found = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 found.append(Release(**json.loads(line)))
@@ -384,7 +398,8 @@ def _compose(made: Any, poisson: Mapping[tuple[float, float], int], precision: f
 
 
 def _releases_of(log: Any) -> list[Release]:
-    if not isinstance(log, Mapping) or log.get("version") != VERSION or not isinstance(log.get("releases"), list):
+    known = isinstance(log, Mapping) and type(log.get("version")) is int and log["version"] == VERSION
+    if not known or not isinstance(log.get("releases"), list):
         raise ValueError(f"expected a log: a mapping with version {VERSION} and a list of releases")
     try:
         return [Release(**entry) for entry in log["releases"]]

@@ -81,8 +81,9 @@ def take_over(table: Array) -> None:
         _CALIBRATED[epsilon, delta, int(steps), rate, int(every), share] = noise
 
 
-def thresholds(total: float, steps: int, decay: float = DECAY) -> GeometricThreshold:
-    """Thresholds that add up to `total` over `steps` steps."""
+def thresholds(total: float, steps: int, decay: float | None = None) -> GeometricThreshold:
+    """Thresholds that add up to `total` over `steps` steps, and by default fall as much over them as over `EVALUATIONS` steps by `DECAY` each."""
+    decay = DECAY ** (EVALUATIONS / steps) if decay is None else decay
     start = total / steps if decay == 1.0 else total * (1.0 - decay) / (1.0 - decay**steps)
     return GeometricThreshold(start, decay)
 
@@ -129,7 +130,7 @@ def c4_optimizer(
     steps: int,
     total: float,
     *,
-    decay: float = DECAY,
+    decay: float | None = None,
     uniform: bool = False,
 ) -> C4Optimizer:
     """Table mode with all records in every step."""
@@ -151,10 +152,12 @@ def c4(problem: Problem, budget: Budget, settings: Settings, seed: int) -> Array
     return coupled_run(problem, budget, settings, seed)[0]
 
 
-def coupled_run(problem: Problem, budget: Budget, settings: Settings, seed: int) -> tuple[Array, C4Optimizer]:
+def coupled_run(
+    problem: Problem, budget: Budget, settings: Settings, seed: int, decay: float | None = None
+) -> tuple[Array, C4Optimizer]:
     """As `c4`, with the optimizer."""
     training, steps = _Training(problem, settings, seed), budget.evaluations
-    optimizer = c4_optimizer(problem, training, noise_for(budget, steps), steps, settings.second)
+    optimizer = c4_optimizer(problem, training, noise_for(budget, steps), steps, settings.second, decay=decay)
     return training.run(optimizer, steps), optimizer
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from cameraready.optim._per_sample import per_sample_gradients, refuse_coupled_samples
 from cameraready.optim.dp_c4.accounting import Accountant, Adjacency, PrivacyLedger, calibrate_noise
+from cameraready.optim.dp_c4.clipping import work_dtype
 from cameraready.optim.dp_c4.optimizer import C4Optimizer, Mode, PrivacyBudget
 from cameraready.optim.dp_c4.sampling import C4DataLoader, Randomness, Sampling
 from cameraready.optim.dp_c4.schedules import (
@@ -122,7 +123,7 @@ def make_private_c4(
     Returns
     -------
     PrivateTraining
-        ``(module, optimizer, loader)``. ``optimizer.get_epsilon(delta)``, ``optimizer.audit_log()`` and ``optimizer.privacy_statement(delta)`` tell
+        ``(module, optimizer, loader)``. To resume a run exactly, store and load the states of all three. ``optimizer.get_epsilon(delta)``, ``optimizer.audit_log()`` and ``optimizer.privacy_statement(delta)`` tell
         what has been spent.
 
     Raises
@@ -218,6 +219,7 @@ def make_private_c4(
         private.hold_to(PrivacyBudget(target_epsilon, target_delta, accountant), found)
     randomness = Randomness(sampling_generator, secure=secure_mode)
     loader = C4DataLoader(data_loader, private, sampling, randomness, physical_batch_size)
+    private.expect_loader()
     wrapped = (
         module if isinstance(module, GradSampleModule) else GradSampleModule(module, loss_reduction=loss_reduction)
     )
@@ -357,7 +359,7 @@ def _check_schedule(schedule: ThresholdSchedule, mode: Mode, steps: int) -> None
 
 def _check_table(optimizer: Optimizer, n: int, limit: int) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    size = n * sum(p.numel() * p.dtype.itemsize for p in params)
+    size = n * sum(p.numel() * work_dtype(p).itemsize for p in params)
     if size > limit:
         raise ValueError(
             f"references of {n} records would take {size / 2**30:.1f} GiB (max_table_bytes is {limit / 2**30:.1f} GiB); use mode='snapshot', "

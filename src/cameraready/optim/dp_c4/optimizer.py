@@ -94,8 +94,8 @@ class C4Optimizer(DPOptimizer):
 
     Notes
     -----
-    A ``state_dict`` holds references and the generator's state: it is as secret as the data, and two runs resumed from the same one must not
-    both be published. In table mode Poisson sampling is allowed but accounted as full participation.
+    A ``state_dict`` holds references and the generator's state: it is as secret as the data, and two runs resumed from the same one, or
+    an optimizer and its copy, must not both be published. In table mode Poisson sampling is allowed but accounted as full participation.
 
     References
     ----------
@@ -159,6 +159,9 @@ class C4Optimizer(DPOptimizer):
         self._calibrated = float(noise_multiplier)
         # A run that leaves its plan is held to its budget release by release.
         self._off_plan = bool(self.ledger.releases)
+        # Numbers of a generator that releases have used already, of noise and of samples, are not used again.
+        self._used_up = {"noise": bool(self.ledger.releases), "samples": bool(self.ledger.releases)}
+        self._restored = False
         self.private_diagnostics: dict[str, list[float]] = {}
         if record_private:
             self.private_diagnostics["clipped_fraction"] = []
@@ -182,6 +185,16 @@ class C4Optimizer(DPOptimizer):
         """Set the noise that was calibrated for a budget, and keep to the budget even where the run leaves its plan."""
         self.budget = budget
         self.noise_multiplier = self._calibrated = noise_multiplier
+
+    def expect_loader(self) -> None:
+        """From now on every step needs a batch that a loader of `make_private_c4` has handed over."""
+        self._book.has_loader = True
+
+    def used_up(self, *, resumed: bool) -> bool:
+        """Asked by the loader at the start of an epoch, and told whether its own state was restored: whether to draw samples anew."""
+        used = self._used_up["samples"] or (self._restored and not resumed)
+        self._used_up["samples"] = self._restored = False
+        return used
 
     # --- a step ----------------------------------------------------------------------------------------------------------
 
@@ -294,6 +307,9 @@ class C4Optimizer(DPOptimizer):
         if self.private_diagnostics and self.mode != "off":
             self.private_diagnostics["clipped_fraction"].append(self._shortened / max(self._rows, 1))
         self._rows = self._shortened = 0
+        if self._used_up["noise"]:
+            self.randomness.renew()
+            self._used_up["noise"] = False
         for p in taking_part:
             noised = p.summed_grad + self.randomness.normal(release.noise_multiplier * release.threshold, p.summed_grad)
             p.summed_grad = None
@@ -421,7 +437,15 @@ class C4Optimizer(DPOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, and under ``"c4"`` this one's. Private: keep it as secret as the data."""
+        """The wrapped optimizer's state, and under ``"c4"`` this one's. Private: keep it as secret as the data.
+
+        Raises
+        ------
+        RuntimeError
+            Between the physical batches of one step.
+        """
+        if self._book.rows:
+            raise RuntimeError("a step is under way: store the state after its last physical batch")
         params = [p for group in self.param_groups for p in group["params"]]
         c4 = {
             "mode": self.mode,
@@ -450,13 +474,17 @@ class C4Optimizer(DPOptimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         self.memory.load(params, c4["memory"])
         lost = self.ledger.restore(c4["log"])
-        self._off_plan |= bool(lost)
-        # Steps made after that state have used up the noise that it would go on with.
-        self.randomness.restore(c4["generator"], fresh=bool(lost))
+        self._off_plan = bool(lost) or not self.plan.begins_with(self.ledger.releases, self._calibrated, self.steps)
+        # Steps made after that state have used up the numbers that it would go on with.
+        self._used_up = {"noise": bool(lost), "samples": bool(lost)}
+        self._restored = c4["step"] > 0
+        self.randomness.restore(c4["generator"])
         self.original_optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "c4"})
         self._step, self._since_restart, self._since_move = c4["step"], c4["since_restart"], c4["since_move"]
         self._took_part = {}
+        expects_loader = self._book.has_loader
         self._book = StepRecords(self.sampling, numbered=self.mode == "table")
+        self._book.has_loader = expects_loader
 
     # An ordinary optimizer copies its groups and state alone.
     def __getstate__(self) -> dict[str, Any]:

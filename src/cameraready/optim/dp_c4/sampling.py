@@ -65,16 +65,18 @@ class Randomness:
         """The generator's state (uint8), None in secure mode."""
         return None if self.generator is None else self.generator.get_state()
 
-    def restore(self, state: Tensor | None, *, fresh: bool = False) -> None:
-        """Go on from a state that `state` gave; `fresh` takes a new seed instead, for a state from which numbers have been used."""
+    def restore(self, state: Tensor | None) -> None:
+        """Go on from a state that `state` gave."""
         if (state is None) != (self.generator is None):
             kind = "a secure run" if state is None else "a run that was not secure"
             raise ValueError(f"the state is that of {kind}; resume it with the same secure_mode")
         if self.generator is not None and state is not None:
-            if fresh:
-                self.generator.seed()
-            else:
-                self.generator.set_state(state.detach().cpu().to(torch.uint8))
+            self.generator.set_state(state.detach().cpu().to(torch.uint8))
+
+    def renew(self) -> None:
+        """Take a fresh seed of the operating system's: what the present state leads to has been used."""
+        if self.generator is not None:
+            self.generator.seed()
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,8 @@ class C4DataLoader(DataLoader):
         return self._steps.sampling
 
     def __iter__(self) -> Iterator[Any]:
+        # Two releases of one sample are less private than two of samples drawn apart, which is what is counted.
+        self._steps.draws_anew = self._optimizer.used_up(resumed=self._steps.resume_from is not None)
         self._given = self._steps.skip
         for numbers, batch in super().__iter__():
             begins, more = divmod(int(numbers[-1]), 2)
@@ -296,6 +300,7 @@ class _Steps(Sampler):
         self.sampling, self.randomness, self.physical = sampling, randomness, physical
         self.epoch_start: Tensor | None = None
         self.resume_from: Tensor | None = None
+        self.draws_anew = False
         self.skip = 0
 
     def __len__(self) -> int:
@@ -305,6 +310,9 @@ class _Steps(Sampler):
         if self.resume_from is not None:
             self.randomness.restore(self.resume_from)
             self.resume_from = None
+        if self.draws_anew:
+            self.randomness.renew()
+            self.draws_anew = False
         self.epoch_start = self.randomness.state()
         skip, self.skip = self.skip, 0
         for step in range(len(self)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from cameraready.optim.dp_c4.accounting import Release
 from cameraready.optim.dp_c4.sampling import Sampling
@@ -213,6 +213,15 @@ class StepPlan:
         every = self.restart_every or steps
         kinds = ["anchor" if self.mode == "snapshot" and step % every == 0 else "planned" for step in range(steps)]
         return [self.release(step, kind, noise, 1.0, step % self.sampling.parts) for step, kind in enumerate(kinds)]
+
+    def begins_with(self, made: Sequence[Release], noise: float, steps: int | None) -> bool:
+        """Whether releases are, but for their thresholds, the first of a run of `steps` steps with this noise."""
+
+        def cost(release: Release) -> tuple[Any, ...]:
+            return release.noise_multiplier, release.participation, release.rate, release.part, release.parts
+
+        planned = self.releases(noise, len(made) if steps is None else steps)
+        return [cost(release) for release in made] == [cost(release) for release in planned[: len(made)]]
 
 
 def noise_shares(thresholds: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:

@@ -28,6 +28,7 @@ from cameraready.evidence import (
 )  # fmt: skip
 from cameraready.optim.dp_c4.arms import (
     ARMS,
+    DECAY,
     EVALUATIONS,
     NETWORK_EVALUATIONS,
     Budget,
@@ -86,16 +87,17 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
         for arm in ("c4", "dp-sgd"):
             yield {"part": "bias", "arm": arm, "epsilon": 0.0}
         for steps in LENGTHS:
-            yield {"part": "noise", "arm": "c4", "epsilon": 2.0, "steps": steps}
+            yield {"part": "noise", "arm": "c4", "epsilon": 2.0, "steps": steps, "pace": "stretched"}
         for epsilon in (0.5, 8.0):
-            yield {"part": "noise", "arm": "c4", "epsilon": epsilon, "steps": 160}
+            yield {"part": "noise", "arm": "c4", "epsilon": epsilon, "steps": 160, "pace": "stretched"}
+        yield {"part": "noise", "arm": "c4", "epsilon": 2.0, "steps": 640, "pace": "fixed"}
     for epsilon in EPSILONS:
         for arm in ARMS:
             # The variants answer a claim about one budget.
             if arm not in ("c4-uniform", "clip21") or epsilon == 2.0:
                 yield {"part": "compare", "arm": arm, "epsilon": epsilon}
     if workload == "digits":
-        yield {"part": "speed", "arm": "", "epsilon": 0.0}
+        yield {"part": "speed", "epsilon": 0.0}
 
 
 def prepare(workload: Workload, ctx: Context) -> Mapping[str, Any]:
@@ -116,11 +118,22 @@ def prepare(workload: Workload, ctx: Context) -> Mapping[str, Any]:
         budget = Budget(epsilon, workload.delta, SMOKE_EVALUATIONS if small else EVALUATIONS)
         for arm, chosen in tuned(workload, budget, list(GRIDS)).items():
             found_settings[f"{arm} {epsilon}"] = np.array([chosen.lr, chosen.second])
+    if workload.name in SHORT:
+        for steps in LENGTHS:
+            chosen = tuned(workload, Budget(2.0, workload.delta, steps), ["c4"])["c4"]
+            found_settings[f"steps {steps}"] = np.array([chosen.lr, chosen.second])
     return {**found_settings, "calibrated": calibrated()}
 
 
 def trial(
-    workload: Any, ctx: Context, *, part: str, arm: str, epsilon: float, steps: int = EVALUATIONS
+    workload: Any,
+    ctx: Context,
+    *,
+    part: str,
+    epsilon: float,
+    arm: str = "",
+    steps: int = EVALUATIONS,
+    pace: str = "",
 ) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     if "calibrated" in ctx.prepared:
@@ -134,7 +147,7 @@ def trial(
     if part == "bias":
         return [{"residual": residual(workload, arm, ctx.seed)}]
     if part == "noise":
-        return [injected(workload, ctx, Budget(epsilon, workload.delta, steps))]
+        return [injected(workload, ctx, Budget(epsilon, workload.delta, steps), pace)]
     if part == "speed":
         rows = torch.from_numpy(workload.gradients(np.zeros(workload.d)))
         calls = {name: one_step(name, rows, ctx.seed) for name in ("c4", "dp-sgd")}
@@ -159,10 +172,13 @@ def compared(problem: Problem, ctx: Context, arm: str, budget: Budget) -> dict[s
     return row
 
 
-def injected(problem: Problem, ctx: Context, budget: Budget) -> dict[str, Any]:
-    """How noise falls from step to step, and what of it is in the estimated gradient at the end."""
-    settings = Settings(*ctx.prepared["c4 2.0"])
-    weights, optimizer = coupled_run(problem, budget, settings, 100 + ctx.seed)
+def injected(problem: Problem, ctx: Context, budget: Budget, pace: str) -> dict[str, Any]:
+    """How noise falls from step to step, and what of it is in the estimated gradient at the end.
+
+    Thresholds fall by the same factor over the whole run whatever its length (pace ``"stretched"``), or by the same factor each step (``"fixed"``).
+    """
+    settings = Settings(*ctx.prepared[f"steps {budget.evaluations}"])
+    weights, optimizer = coupled_run(problem, budget, settings, 100 + ctx.seed, DECAY if pace == "fixed" else None)
     releases = optimizer.ledger.releases
     stds = np.array([release.noise_multiplier * release.threshold for release in releases]) / problem.n
     (p,) = optimizer.params
@@ -220,6 +236,7 @@ def ready_optimizer(workload: Any) -> C4Optimizer:
 
 
 AUDIT = pl.col("part") == "audit"
+STRETCHED = (pl.col("part") == "noise") & (pl.col("pace") == "stretched")
 STUDY = Study(
     open=open_workload,
     workloads={
@@ -298,12 +315,12 @@ STUDY = Study(
             3,
             part="a",
             paper="The variance of the noise vanishes.",
-            tested="In 640 steps at epsilon 2 the noise of a step falls below a hundredth of the first step's.",
+            tested="In 640 steps at epsilon 2, thresholds falling by 2 % a step, the noise of a step falls below a hundredth of the first one's (so by construction).",
             scope="exact",
             source=SHEET,
             measure=average("noise_fall", "c4"),
             rule=below(0.01),
-            where=(pl.col("part") == "noise") & (pl.col("steps") == 640),
+            where=(pl.col("part") == "noise") & (pl.col("pace") == "fixed"),
             workloads=SHORT,
             pooled=False,
         ),
@@ -311,14 +328,16 @@ STUDY = Study(
             3,
             part="b",
             paper="The error vanishes with the number of steps, the budget being what it is.",
-            tested="Excess loss at epsilon 2 over 40, 160 and 640 steps falls at least like steps to the power -1/2.",
+            tested="Excess loss at epsilon 2 over 40, 160 and 640 steps, settings tuned for each, falls at least like steps to the power -1/2.",
             scope="exact",
             source=f"{SHEET}; the method's sheet says why it cannot",
             measure=growth("excess", "steps", "c4"),
             rule=below(-0.5),
-            where=(pl.col("part") == "noise") & (pl.col("epsilon") == 2.0),
+            where=STRETCHED & (pl.col("epsilon") == 2.0),
             workloads=SHORT,
             pooled=False,
+            changed="In a first run thresholds fell by 2 % a step whatever the number of steps, with settings tuned for 100 steps, so that long runs stood still; "
+            "the rule is the same (it failed there too, with 0.95 and 0.16).",
         ),
         *(
             Claim(
@@ -394,20 +413,20 @@ STUDY = Study(
             source=OURS,
             measure=average("left_over_expected", "c4"),
             rule=within(0.85, 1.15),
-            where=pl.col("part") == "noise",
+            where=STRETCHED,
             workloads=SHORT,
             pooled=False,
         ),
         Claim(
             8,
             part="b",
-            paper="(Ours.) It is never below what any private method must leave.",
-            tested="That distance is above d S^2 / (n epsilon)^2, S being the sum of the thresholds, at epsilon 0.5, 2 and 8.",
+            paper="(Ours.) It is of the order that no private method goes below.",
+            tested="That distance is above d S^2 / (n epsilon)^2, S being the sum of the thresholds (the order of the lower bound; its constant is not known), at epsilon 0.5, 2 and 8; up to chance this follows from the calibration.",
             scope="ours",
             source=OURS,
             measure=average("left_over_bound", "c4"),
             rule=above(1.0),
-            where=pl.col("part") == "noise",
+            where=STRETCHED,
             workloads=SHORT,
             pooled=False,
         ),
@@ -422,7 +441,7 @@ STUDY = Study(
                 (pl.col("spent") > pl.col("epsilon")) | (pl.col("spent") < 0.99 * pl.col("epsilon")), "another epsilon"
             ),
             rule=always(),
-            where=pl.col("part") == "noise",
+            where=STRETCHED,
             workloads=SHORT,
         ),
         Claim(
@@ -454,9 +473,9 @@ STUDY = Study(
         where=pl.col("part") == "compare",
         by="epsilon",
         by_label="at epsilon {level:g}",
-        better="use DP-C4 here: its excess loss is {estimate:.2f} times [{low:.2f}, {high:.2f}] that of {peer} on {workload}",
-        worse="keep {peer} here: DP-C4's excess loss is {estimate:.2f} times [{low:.2f}, {high:.2f}] as large on {workload}",
-        tie="no difference seen: DP-C4's excess loss is {estimate:.2f} times [{low:.2f}, {high:.2f}] that of {peer} on {workload}",
+        better="use DP-C4 here: its excess loss is {estimate} times [{low}, {high}] that of {peer} on {workload}",
+        worse="keep {peer} here: DP-C4's excess loss is {estimate} times [{low}, {high}] as large on {workload}",
+        tie="no difference seen: DP-C4's excess loss is {estimate} times [{low}, {high}] that of {peer} on {workload}",
     ),
     figures=[
         Figure(
@@ -472,7 +491,7 @@ STUDY = Study(
             "The error does not vanish with the steps",
             x="steps",
             y="excess",
-            where=(pl.col("part") == "noise") & (pl.col("epsilon") == 2.0),
+            where=STRETCHED & (pl.col("epsilon") == 2.0),
             workloads=SHORT,
             x_title="steps",
             y_title="excess loss at epsilon 2",

@@ -13,7 +13,6 @@ import numpy as np
 
 from cameraready.optim.dp_c4.arms import (
     ANCHOR_SHARE,
-    DECAY,
     RATE,
     RESTART,
     SMOOTHNESS,
@@ -138,7 +137,7 @@ def adaptive(problem: Problem, budget: Budget, settings: list[Settings], seed: i
     return state.weights
 
 
-def coupled(decay: float, uniform: bool) -> Callable[..., Array]:
+def coupled(decay: float | None, uniform: bool) -> Callable[..., Array]:
     def run(problem: Problem, budget: Budget, settings: list[Settings], seed: int) -> Array:
         state, steps = _Grid(problem, settings, seed), budget.evaluations
         schedule = thresholds(1.0, steps, decay)
@@ -178,8 +177,8 @@ def snapshots(problem: Problem, budget: Budget, settings: list[Settings], seed: 
 
 
 GRIDS: Mapping[str, Callable[..., Any]] = {
-    "c4": coupled(DECAY, uniform=False),
-    "c4-uniform": coupled(DECAY, uniform=True),
+    "c4": coupled(None, uniform=False),
+    "c4-uniform": coupled(None, uniform=True),
     "clip21": coupled(1.0, uniform=True),
     "c4-snapshot": snapshots,
     "dp-sgd": plain(),

@@ -216,6 +216,11 @@ class _KernelOptimizer(torch.optim.Optimizer):
             )
         if values.numel() == 0:
             raise ValueError("the batch is empty")
+        if values.ndim == 2 and values.shape[0] == values.shape[1] > 8:
+            raise ValueError(
+                f"the closure returned shape {tuple(values.shape)}, k rows of k; residuals are one a sample. Did the targets, of shape "
+                "(k, 1), spread over the outputs, of shape (k,)?"
+            )
         if values.dtype != params[0].dtype:
             raise ValueError(
                 f"outputs are {values.dtype} and parameters {params[0].dtype}; compute both in one precision"
@@ -254,7 +259,8 @@ class SNG(_KernelOptimizer):
     damping : float
         lambda, relative to the mean over samples: the system is ``J J' / k + damping I``. 0 uses the pseudo-inverse.
     norm_constraint : float, optional
-        Largest squared norm of a step over all parameters; longer ones are shortened.
+        Largest squared norm of a step over all parameters; longer ones are shortened. Set it for networks, such as 0.1: early steps
+        are long, and one can saturate a network for good.
     centered : bool
         Take the batch's mean off outputs and residuals, for losses that a constant added to all outputs does not change.
 
@@ -325,8 +331,9 @@ class SPRING(_KernelOptimizer):
     damping : float
         lambda, relative to the mean over samples: the system is ``J J' / k + damping I``. 0 uses the pseudo-inverse.
     norm_constraint : float, optional
-        Largest squared norm of a step over all parameters; longer ones are shortened. The buffer is not. 1e-3 is in use for
-        neural wavefunctions.
+        Largest squared norm of a step over all parameters; longer ones are shortened. The buffer is not. Set it for networks: early
+        steps are long, and one can saturate a network for good. 0.1 serves small physics-informed networks, 1e-3 is in use for neural
+        wavefunctions.
     centered : bool
         Take the batch's mean off outputs and residuals, for losses that a constant added to all outputs does not change.
 

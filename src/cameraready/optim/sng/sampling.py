@@ -12,7 +12,7 @@ from torch import Tensor
 
 def as_matrix(J: Tensor | np.ndarray) -> tuple[Tensor, float]:
     """J in double precision and the rounding unit of what was given; raises ValueError unless it is a finite matrix other than zero."""
-    given = torch.as_tensor(J).detach()
+    given = J.detach() if isinstance(J, Tensor) else torch.as_tensor(np.asarray(J))
     if given.is_complex():
         raise TypeError("J must be real, got complex numbers")
     matrix = given.to("cpu", torch.float64)

@@ -11,7 +11,7 @@ from cameraready.optim.dxpp.trials import measured
 from cameraready.optim.dxpp.trials.rivals import OPTIONS
 from cameraready.optim.dxpp.trials.workloads import Data, Workload
 
-INSTANCES = {"smoke": 1, "desk": 12, "full": 30}
+INSTANCES = {"smoke": 1, "desk": 10, "full": 30}
 #: Of training runs.
 RUNS = {"smoke": 1, "desk": 10, "full": 20}
 #: Of trials that measure time, all in one process so that it is started once.
@@ -39,7 +39,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
         return
     for i in map(str, range((RUNS if workload in ("portfolio", "sudoku") else INSTANCES)[tier])):
         if workload in ("portfolio", "sudoku"):
-            for arm in ("dxpp", "kkt") if smoke else ("dxpp", "formula", "kkt", "cvxpylayers"):
+            for arm in ("dxpp", "kkt") if smoke else ("dxpp", "kkt", "cvxpylayers"):
                 yield {"part": "training", "instance": i, "arm": arm, "steps": STEPS[tier]}
             continue
         if workload == "random-dense":
@@ -56,13 +56,13 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
             names = ("libdqp", "libdqp-pardiso") if workload == "chain" else ("libdqp",)
             yield from ({"part": "libdqp", "instance": i, "arm": arm, "n": size} for arm in names)
     if workload in ("portfolio", "sudoku"):
-        yield {"part": "step", "instances": TIMED[tier], "repeats": 1 if smoke else 3, "peers": not smoke}
+        yield {"part": "step", "instances": TIMED[tier], "repeats": 1 if smoke else 2, "peers": not smoke}
         if workload == "portfolio" and not smoke:
             yield {"part": "diffqcp", "instance": "0", "arm": "diffqcp"}
             yield {"part": "products", "instances": TIMED[tier], "repeats": 3}
         return
     sizes = DENSE_SPEED[tier] if workload == "random-dense" else SPARSE_SPEED[tier]
-    yield {"part": "speed", "instances": TIMED[tier], "sizes": sizes, "repeats": 2 if smoke else 3, "peers": not smoke}
+    yield {"part": "speed", "instances": TIMED[tier], "sizes": sizes, "repeats": 2, "peers": not smoke}
 
 
 def data_of(workload: Workload, n: int, seed: int) -> Data:

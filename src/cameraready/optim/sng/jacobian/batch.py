@@ -155,7 +155,8 @@ def linearise(
     matrix = torch.cat([rows[name].reshape(values.shape[0], -1) for name in free], dim=1)
     if not matrix.any():
         warnings.warn(
-            "all derivatives are zero; does the function use the params that it is given, by torch.func.functional_call?",
+            "all derivatives are zero: the function does not use the params that it is given (by torch.func.functional_call), or a step "
+            "that was too long has saturated the network (set norm_constraint)",
             UserWarning,
             stacklevel=2,
         )
