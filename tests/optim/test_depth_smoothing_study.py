@@ -1,8 +1,10 @@
 """The study's own measurements against closed forms, and the user's model as a workload."""
 
 import collections
+import importlib.resources
 import types
 
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -208,3 +210,13 @@ def test_the_text_is_pythons_documentation_and_validation_is_held_out():
     task = SHIPPED["text-adamw"]()
     held_out = bytes(torch.cat([row.flatten() for row in task.validation]).tolist()).decode()
     assert text[len(text) * 9 // 10 :].startswith(held_out)
+
+
+def test_a_shipped_row_comes_out_again():
+    rows = pl.read_parquet(importlib.resources.files("cameraready.optim.depth_smoothing") / "results.parquet")
+    task = SHIPPED["digits-mlp"]()
+    for name in ("base", "smooth"):
+        here = (pl.col("workload") == task.name) & (pl.col("optimizer") == name) & (pl.col("run") == 0)
+        (shipped,) = rows.filter(here).get_column("loss").to_list()
+        again = train(task, arms(task)[name], TUNED[task.name][name], 0)["loss"]
+        assert again == pytest.approx(shipped, rel=0.05)  # rounding differs between machines, and training amplifies it

@@ -26,7 +26,6 @@ from cameraready.optim.dp_c4 import (
     epsilon_from_log,
     make_private_c4,
 )
-
 from tests.optim.dp_c4_cases import without_names
 
 pytestmark = pytest.mark.torch
@@ -113,12 +112,18 @@ def test_without_coupling_a_whole_run_is_opacus_bit_for_bit():
 @pytest.mark.parametrize(
     "options",
     [
-        {"mode": "snapshot", "schedule": MovementThreshold(2.0, anchor=2.0), "restart_every": 4, "anchor_share": 0.7},
+        {
+            "mode": "snapshot",
+            "schedule": MovementThreshold(2.0, anchor=2.0),
+            "restart_every": 4,
+            "anchor_share": 0.7,
+            "accountant": "rdp",
+        },
         {"mode": "table", "schedule": GeometricThreshold(2.0, 0.9, floor=0.1), "allocation": "by-threshold"},
         {"mode": "table", "participation": "cyclic"},
         {"mode": "off", "accountant": "rdp"},
         {"mode": "off", "participation": "full", "adjacency": "replace-one"},
-        {"mode": "snapshot", "accountant": "rdp"},
+        {"mode": "snapshot", "participation": "full"},
     ],
 )
 def test_the_budget_is_met_by_what_ran_and_by_its_log(options):

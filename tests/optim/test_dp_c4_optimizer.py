@@ -20,7 +20,6 @@ from cameraready.optim.dp_c4 import (
     epsilon_from_log,
     per_sample_closure,
 )
-
 from tests.optim.dp_c4_cases import without_names
 
 pytestmark = pytest.mark.torch
@@ -443,7 +442,9 @@ def test_nothing_private_is_in_the_log_and_clipped_fractions_only_on_demand():
     other, twin = private(2, 4, ConstantThreshold(0.5), noise=1.0, seed=1)
     optimizer.step(squares(model, a))
     twin.step(squares(other, 100 * a))
-    assert without_names(optimizer.audit_log()) == without_names(twin.audit_log())  # other data, other noise, the same log
+    assert without_names(optimizer.audit_log()) == without_names(
+        twin.audit_log()
+    )  # other data, other noise, the same log
     assert optimizer.private_diagnostics == {}
     with pytest.warns(PrivateQuantityWarning):
         model, optimizer = private(2, 4, ConstantThreshold(0.5), noise=1.0, record_private=True)

@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +21,8 @@ Accountant = Literal["pld", "rdp"]
 Participation = Literal["poisson", "full", "cyclic"]
 
 VERSION = 1
-#: Orders of Renyi divergences for sampled releases.
+#: Orders of Renyi divergences for sampled releases: whole ones, which cost little, and all.
+WHOLE_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 1024]
 ORDERS = [2.0 + k / 4.0 for k in range(40)] + [*range(12, 65), 80, 96, 128, 192, 256, 384, 512, 1024]
 
 
@@ -297,15 +298,19 @@ def calibrate_noise(
     if not 0.0 < target_epsilon < math.inf:
         raise ValueError(f"target_epsilon must be a finite number above 0, got {target_epsilon}")
 
-    def excess(log_noise: float, by: Accountant, neighbours: Adjacency, scale: float = 1.0) -> float:
-        spent = epsilon_of(plan(scale * math.exp(log_noise)), target_delta, accountant=by, adjacency=neighbours)
+    def excess(log_noise: float) -> float:
+        spent = epsilon_of(plan(math.exp(log_noise)), target_delta, accountant=accountant, adjacency=adjacency)
         return math.log(spent / target_epsilon) if 0.0 < spent < math.inf else math.copysign(50.0, spent - 1.0)
 
     # Renyi accounting is fast and nearly tight; half the noise for neighbours two removals apart is more than enough to start from.
     halved = 1.0 if adjacency == "add-remove" else 0.5
 
     def roughly(log_noise: float) -> float:
-        return excess(log_noise, "rdp", "add-remove", halved)
+        poisson, precision = _composed(plan(halved * math.exp(log_noise)))
+        if math.isinf(precision) or any(noise == 0.0 for noise, _ in poisson):
+            return 50.0
+        spent = _renyi(poisson, precision, target_delta, WHOLE_ORDERS)
+        return math.log(spent / target_epsilon) if spent > 0.0 else -50.0
 
     high = 0.0
     while roughly(high) > 0.0:
@@ -319,7 +324,7 @@ def calibrate_noise(
 
     def exactly(log_noise: float) -> float:
         # Aimed a little below the target, by more than the search's tolerance, so that what is found keeps to it.
-        return excess(log_noise, accountant, adjacency) + 1.5e-4
+        return excess(log_noise) + 1.5e-4
 
     step = 0.1
     while exactly(high) > 0.0:
@@ -328,7 +333,7 @@ def calibrate_noise(
     while exactly(low) <= 0.0:
         low, high = low - step, low
     found = brentq(exactly, low, high, xtol=5e-5, rtol=1e-6)
-    while excess(found, accountant, adjacency) > 0.0:
+    while excess(found) > 0.0:
         found += 5e-5
     return math.exp(found)
 
@@ -362,7 +367,7 @@ def _account(
     adjacency: Adjacency,
 ) -> float:
     import dp_accounting
-    from dp_accounting import pld, rdp
+    from dp_accounting import pld
 
     replaced = adjacency == "replace-one"
     if replaced and poisson and accountant == "rdp":
@@ -375,15 +380,23 @@ def _account(
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     elif replaced:
         precision *= 4.0
-    # Below order two the library's series for samples may not converge, which it warns of.
-    made: Any = rdp.RdpAccountant(orders=ORDERS if poisson else None)
-    _compose(made, poisson, precision)
     if accountant == "rdp":
-        return float(made.get_epsilon(delta))
+        return _renyi(poisson, precision, delta, ORDERS)
     # Privacy losses are rounded upwards to a grid g; after T releases that adds about T (g / epsilon)^2 to epsilon, in proportion.
-    rough, count = float(made.get_epsilon(delta)), sum(poisson.values()) + 1
+    rough, count = _renyi(poisson, precision, delta, WHOLE_ORDERS), sum(poisson.values()) + 1
     grid = min(1e-3 * max(1.0, rough), rough * (2e-4 / count) ** 0.5)
-    made = pld.PLDAccountant(neighboring_relation=relation, value_discretization_interval=grid)
+    made: Any = pld.PLDAccountant(neighboring_relation=relation, value_discretization_interval=grid)
+    _compose(made, poisson, precision)
+    return float(made.get_epsilon(delta))
+
+
+def _renyi(
+    poisson: Mapping[tuple[float, float], int], precision: float, delta: float, orders: Sequence[float]
+) -> float:
+    """Epsilon by Renyi accounting; below order two the library's series for samples may not converge, so none is there."""
+    from dp_accounting import rdp
+
+    made = rdp.RdpAccountant(orders=orders if poisson else None)
     _compose(made, poisson, precision)
     return float(made.get_epsilon(delta))
 
