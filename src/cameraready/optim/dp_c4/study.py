@@ -471,6 +471,7 @@ STUDY = Study(
     answer=Answer(
         measure=versus_best("excess", "c4", exclude=VARIANTS),
         where=pl.col("part") == "compare",
+        workloads=[*KNOWN, "own"],
         by="epsilon",
         by_label="at epsilon {level:g}",
         better="use DP-C4 here: its excess loss is {estimate} times [{low}, {high}] that of {peer} on {workload}",
