@@ -11,6 +11,7 @@ import torch
 
 import cameraready.optim.dxpp.trials as package
 from cameraready.evidence import Context
+from cameraready.evidence.checking import check
 from cameraready.evidence.specs import SpecError, parse, value_spec
 from cameraready.optim.dxpp.trials import measured, planned, rivals, training, workloads
 
@@ -133,6 +134,22 @@ def test_a_users_program_is_run_with_their_own_arm(given):
     assert row["q_error"] > 0.1
     speed = planned.trial(workload, Context(seed=0), part="speed", instances=1, sizes=[0], repeats=1)
     assert {row["arm"] for row in speed} == {"dxpp", "formula", "kkt"}
+
+
+def test_a_run_on_a_users_program_has_no_failed_trial(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
+    program = (
+        np.diag([1.0, 2.0, 3.0]),
+        np.array([-1.0, 0.5, 0.2]),
+        None,
+        None,
+        np.ones((1, 3)),
+        np.ones(1),
+        np.zeros(3),
+    )
+    found = check("dxpp", on=program, tier="smoke", quiet=True)
+    assert found.failures == []
+    assert set(found.rows["part"]) == {"layer", "speed"}
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,8 @@ def test_the_shipped_rows_gave_every_arm_the_same_time():
     counts = rows.group_by("workload", "arm").agg(
         n=pl.col("instance").n_unique(), late=(pl.col("spent") / pl.col("seconds")).median()
     )
-    assert set(counts["arm"]) == {*rivals.ARMS, "randngd"}
-    assert counts["n"].to_list() == [10] * (3 * (len(rivals.ARMS) + 1))
+    assert set(counts["arm"]) == {*rivals.ARMS, rivals.ON_SAMPLES, "randngd"}
+    assert counts["n"].to_list() == [10] * (3 * (len(rivals.ARMS) + 1) + 2)
     # A step that has begun is finished: the slowest steps are those over all rows.
     assert counts["late"].min() >= 1.0
     assert counts["late"].max() < 1.5

@@ -34,7 +34,8 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     smoke = tier == "smoke"
     if workload == "own":
         for i in range(12):
-            yield from ({"part": "layer", "instance": str(i), "arm": arm, "n": 0} for arm in OPTIONS)
+            # Without a size, which is the program's own.
+            yield from ({"part": "layer", "instance": str(i), "arm": arm} for arm in OPTIONS)
         yield {"part": "speed", "instances": 10, "sizes": [0], "repeats": 5, "peers": False}
         return
     for i in map(str, range((RUNS if workload in ("portfolio", "sudoku") else INSTANCES)[tier])):
