@@ -4,11 +4,23 @@ import json
 import math
 
 import pytest
+from scipy.stats import norm
 
 from cameraready.optim.dp_c4 import PrivacyLedger, Release, calibrate_noise, epsilon_from_log
-from cameraready.optim.dp_c4.accounting import gaussian_delta, zcdp_epsilon
 
 pytestmark = pytest.mark.torch
+
+
+def gaussian_delta(epsilon, noise_multiplier):
+    """Exact delta of the Gaussian mechanism with sensitivity 1: Balle and Wang, 2018, arXiv:1805.06530, Theorem 8."""
+    mu = 1.0 / noise_multiplier
+    loss = norm.logcdf(-mu / 2.0 - epsilon / mu)
+    return float(norm.cdf(mu / 2.0 - epsilon / mu) - math.exp(min(epsilon + loss, 0.0)))
+
+
+def zcdp_epsilon(rho, delta):
+    """The simple bound of zero-concentrated privacy: Bun and Steinke, 2016, arXiv:1605.02065."""
+    return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
 
 
 def full(noise, count=1):

@@ -315,6 +315,7 @@ def test_numbers_of_numpy_are_numbers():
     for _ in range(3):
         optimizer.step(lambda: model(x)[:, 0] - y)
         scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**3, rel=1e-6)
 
 
 def test_options_changed_on_the_way_are_checked():

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from scipy.optimize import brentq
-from scipy.stats import norm
 
 Adjacency = Literal["add-remove", "replace-one"]
 Accountant = Literal["pld", "rdp"]
@@ -252,19 +251,6 @@ def epsilon_of(
     if not poisson and precision == 0.0:
         return 0.0
     return _account(poisson, precision, delta, accountant, adjacency)
-
-
-def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
-    """Exact delta of the Gaussian mechanism with sensitivity 1: Balle and Wang, 2018, arXiv:1805.06530, Theorem 8."""
-    mu = 1.0 / noise_multiplier
-    loss = norm.logcdf(-mu / 2.0 - epsilon / mu)
-    return float(norm.cdf(mu / 2.0 - epsilon / mu) - math.exp(min(epsilon + loss, 0.0)))
-
-
-def zcdp_epsilon(rho: float, delta: float) -> float:
-    """The simple bound of zero-concentrated privacy: rho + 2 sqrt(rho log(1/delta)). Bun and Steinke, 2016, arXiv:1605.02065."""
-    _check_delta(delta)
-    return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
 
 
 def calibrate_noise(
