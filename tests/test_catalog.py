@@ -153,6 +153,10 @@ def test_instead_of_ranks_the_full_name_before_the_last_part_before_the_library(
     assert find(instead_of="lime", root=root) == []
 
 
+def test_instead_of_finds_a_method_by_the_beginning_of_what_it_replaces():
+    assert slugs(find(instead_of="opacus.PrivacyEngine")) == ["dp-c4"]
+
+
 def test_a_room_narrows_the_search(root):
     assert slugs(find("explain", room="causal", root=root)) == ["forest-effects"]
     assert slugs(find(room="attribution", root=root)) == ["odd-values"]

@@ -183,7 +183,7 @@ def _replaces(card: Card, name: str) -> float:
             best = max(best, 3.0)
         elif full.rpartition(".")[2] == wanted.rpartition(".")[2]:
             best = max(best, 2.0)
-        elif wanted in re.split(r"[.\s]+", full):
+        elif wanted in re.split(r"[.\s]+", full) or full.startswith(f"{wanted}."):
             best = max(best, 1.0)
     return best
 

@@ -45,6 +45,13 @@ def test_the_largest_level_with_enough_blocks_is_compared():
     assert {rival.level for rival in rivals(STUDY, rows(sizes=(50, 200), blocks=3))} == {200}
 
 
+def test_a_level_may_be_called_n():
+    from dataclasses import replace
+
+    study = replace(STUDY, answer=replace(STUDY.answer, by="n"))
+    assert {rival.level for rival in rivals(study, rows().rename({"size": "n"}))} == {200}
+
+
 def test_what_is_no_competitor_is_left_out_and_failures_are_told():
     from dataclasses import replace
 

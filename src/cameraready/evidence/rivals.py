@@ -93,9 +93,9 @@ def _level(rows: pl.DataFrame, study: Study, by: str) -> Any:
     if not by or by not in rows.columns:
         return None
     mine = rows.filter(pl.col(study.arms).cast(pl.String) == study.method)
-    blocks = mine.group_by(by).agg(n=pl.col(study.block).n_unique()).drop_nulls().sort(by)
+    blocks = mine.group_by(by).agg(_blocks=pl.col(study.block).n_unique()).drop_nulls().sort(by)
     if blocks.is_empty():
         return None
-    enough = blocks.filter(pl.col("n") >= MIN_BLOCKS)
-    pick = enough if not enough.is_empty() else blocks.filter(pl.col("n") == pl.col("n").max())
+    enough = blocks.filter(pl.col("_blocks") >= MIN_BLOCKS)
+    pick = enough if not enough.is_empty() else blocks.filter(pl.col("_blocks") == pl.col("_blocks").max())
     return pick[by][-1]
