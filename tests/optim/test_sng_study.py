@@ -241,8 +241,10 @@ def test_the_peer_computes_the_same_loss_and_lowers_it(name):
     with open_peer(rivals.RANDNGD, importlib.resources.files("cameraready.optim.sng")) as remote:
         expected = problem.residuals(model, torch.arange(problem.n_rows)).square().mean().item() / 2
         assert remote.loss_at(problem.points, start) == pytest.approx(expected, rel=1e-10)
-        rows = rivals.train_in_jax(problem, remote, settings.chosen(name, "randngd"), 1.0, 1)
-    assert rows[-1]["error"] < problem.error(model)
+        chosen = settings.chosen(name, "randngd")
+        found = remote.train(problem.points, start, chosen["solver"], chosen["damping"], chosen["sketch"], 1.0, [1.0])
+        # The loss, not the error: the first steps on residuals may lead away from the solution.
+        assert remote.loss_at(problem.points, found[-1]["weights"]) < expected
 
 
 def test_a_trial_of_each_part_numbers_its_blocks_by_the_seed():
