@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cameraready.evidence import SpecError
+from cameraready.evidence.checking import check
 from cameraready.optim.depth_smoothing.training import (
     AT_THE_RATE_OF_BASE,
     COMPARED,
@@ -194,6 +195,13 @@ def test_rates_are_tuned_alike_for_every_arm_of_a_users_task():
     assert set(found) == {("mine", "base"), ("mine", "smooth")}
     losses = {rate: train(task, every["smooth"], rate, 1_000)["loss"] for rate in task.rates}
     assert losses[found["mine", "smooth"]] == min(losses.values())
+
+
+def test_a_run_on_a_users_task_has_no_failed_trial(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
+    found = check("gradient-smoothing", on=mine(steps=3, learning_rate=0.3), tier="smoke", quiet=True)
+    assert found.failures == []
+    assert set(found.rows["optimizer"]) == set(COMPARED["own"])
 
 
 def test_every_tuned_arm_has_a_rate_of_its_tasks_grid():

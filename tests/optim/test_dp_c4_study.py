@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import minimize
 
 from cameraready.evidence import Context
+from cameraready.evidence.checking import check
 from cameraready.evidence.specs import SpecError, parse, value_spec
 from cameraready.optim.dp_c4 import arms, study, tuning, workloads
 from cameraready.optim.dp_c4.arms import ARMS, Budget, Settings
@@ -173,6 +174,15 @@ def test_a_table_with_text_dates_and_missing_values_is_taken_as_it_is():
     spec = value_spec((features, target)).with_value((features, target))
     assert workloads.open_workload(spec).n == 200
     assert study.ready_optimizer(problem).mode == "table"
+
+
+def test_a_run_on_a_users_table_has_no_failed_trial(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 4))
+    found = check("dp-c4", on=(X, X[:, 0] + 0.3 * rng.normal(size=300) > 0), tier="smoke", quiet=True)
+    assert found.failures == []
+    assert set(found.rows["arm"]) >= set(ARMS) - {"c4-uniform", "clip21"}
 
 
 def test_unfit_tables_are_refused_with_a_sentence():
