@@ -128,6 +128,10 @@ class TestCost:
         assert "org/large-8b, 16 GB" in text
         assert "speed of cuda assumed" in text
 
+    def test_why_it_cannot_be_told_is_told(self):
+        with pytest.raises(UsageError, match="what hf:org/nowhere would cost cannot be told: there is no such model"):
+            smoke(on="hf:org/nowhere", dry_run=True)
+
     def test_what_was_measured_already_costs_nothing(self, folder):
         smoke(on="my-model")
         assert smoke(on="my-model", dry_run=True).hours == 0.0

@@ -1,9 +1,9 @@
 """How latent exploration decoding is used on a language model."""
 
 import torch
-from tests.lm.component_cases import Case
 
 from cameraready.lm.led import LEDConfig, LEDProcessor, led_generate, led_logprobs
+from tests.lm.component_cases import Case
 
 LED = LEDConfig(depth=2, think_end=None)
 
@@ -11,7 +11,8 @@ LED = LEDConfig(depth=2, think_end=None)
 def generate(model, tokenizer):
     inputs = tokenizer(["one", "twenty-two"], return_tensors="pt", padding=True)
     generator = torch.Generator().manual_seed(0)
-    return led_generate(model, inputs, led=LED, generator=generator, max_new_tokens=3, return_logprobs=True)
+    out = led_generate(model, inputs, led=LED, generator=generator, max_new_tokens=3, return_logprobs=True)
+    return out.logprobs
 
 
 def process(model, tokenizer):

@@ -1,6 +1,8 @@
 """Pruned caches against a reference: the whole cache, with what was dropped masked in every head."""
 
 import contextlib
+import copy
+import pickle
 
 import pytest
 import torch
@@ -215,6 +217,34 @@ def test_heads_of_different_length_attend_to_their_own_tokens_alone(kind, attent
         model(ids[:, :1], cache=small)
 
 
+def test_adaptive_heads_see_no_padding_of_any_turn():
+    model = made("llama")
+    ids = tokens(3, 40)
+    mask = torch.ones(3, 40, dtype=torch.long)
+    mask[1, :7], mask[2, :33] = 0, 0
+    later = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1]])
+    whole = torch.cat([mask, later], dim=1)
+    positions = (whole.cumsum(-1) - 1).clamp_min(0)
+    more = tokens(3, 4, seed=1)
+    with CapKVPress(0.5, head_budgets="adaptive")(model), torch.no_grad():
+        small = model(ids, attention_mask=mask, position_ids=positions[:, :40], use_cache=True).cache
+        found = model(more, attention_mask=whole, position_ids=positions[:, 40:], cache=small).logits
+    cache, _ = read(model, ids, attention_mask=mask, position_ids=positions[:, :40])
+    kept = {}
+    for at, layer in enumerate(small.layers):
+        keys = layer.keys[:, :, : layer.stored]
+        same = (keys.unsqueeze(3) == cache.layers[at].keys.unsqueeze(2)).all(-1) & layer.valid.unsqueeze(-1)
+        kept[at] = same.any(dim=2) & mask.bool()[:, None]
+        assert kept[at][2].sum(-1).tolist() == [7, 7]
+    real = torch.cat([mask, later], dim=1).bool()
+    for row in range(3):  # row by row, without padding
+        alone, _ = read(model, ids[row : row + 1, mask[row].bool()])
+        rows = {at: each[row : row + 1, :, mask[row].bool()] for at, each in kept.items()}
+        with masked(model, rows), torch.no_grad():
+            expected = model(more[row : row + 1, later[row].bool()], cache=alone).logits
+        torch.testing.assert_close(found[row : row + 1, real[row, 40:]], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_adaptive_heads_refuse_an_attention_without_masks():
     model = made("llama")
     model.config._attn_implementation = "flash_attention_2"
@@ -258,6 +288,7 @@ def test_beam_search_works_on_pruned_caches():
         found = model.generate(ids, num_beams=3, max_new_tokens=5, do_sample=False)
     assert found.shape[0] == 1
     cache, _ = read(model, ids)
+    # All that there is to keep gives the same object.
     by_scores = prune_by_scores(
         cache, {0: torch.arange(30.0).expand(1, 2, 30), 1: torch.arange(30.0).expand(1, 2, 30)}, 30
     )
@@ -323,6 +354,22 @@ def test_a_context_read_in_pieces_has_the_same_anchors(anchor, n_future_position
         torch.testing.assert_close(pieces[index], whole[index], rtol=1e-4, atol=1e-5)
 
 
+def test_assisted_generation_is_refused():
+    model, ids = made("llama"), tokens(1, 20).repeat(1, 3)
+    options = {"max_new_tokens": 8, "do_sample": False, "prompt_lookup_num_tokens": 3}
+    with pytest.raises(ValueError, match="can be cropped"), CapKVPress(0.5)(model):
+        model.generate(ids, **options)
+    cache, anchors = read(model, ids[:, :-2])
+    with pytest.raises(ValueError, match="can be cropped"):
+        model.generate(ids, cache=prune_cache(cache, anchors, 0.5), **options)
+
+
+def test_two_presses_on_one_cache_are_refused():
+    model, ids = made("llama"), tokens(1, 30)
+    with pytest.raises(ValueError, match="two presses"), CapKVPress(0.5)(model), CapKVPress(0.25)(model), torch.no_grad():
+        model(ids, use_cache=True)
+
+
 def test_gradients_and_inference_mode_are_no_matter():
     model, ids = made("llama"), tokens(1, 30)
     with torch.inference_mode(), QueryAnchors(model) as anchors:
@@ -354,6 +401,63 @@ def test_caches_that_do_not_fit_are_refused_with_a_sentence():
         model(ids, cache=static)
     with torch.no_grad():
         assert model(ids).logits.isfinite().all()
+
+
+def test_things_that_are_no_cache_and_no_anchors_are_named():
+    model, ids = made("llama"), tokens(1, 30)
+    cache, anchors = read(model, ids)
+    with pytest.raises(TypeError, match="not list"):
+        prune_cache([], anchors, 0.5)
+    with pytest.raises(TypeError, match="not dict"):
+        prune_cache(cache, dict(anchors), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        ({0: torch.zeros(1, 1, 30), 1: torch.zeros(1, 2, 30)}, r"\(1, 2, 30\) like its keys, got \(1, 1, 30\)"),
+        ({0: torch.zeros(1, 2, 20), 1: torch.zeros(1, 2, 30)}, r"got \(1, 2, 20\)"),
+        ({0: torch.full((1, 2, 30), torch.nan), 1: torch.zeros(1, 2, 30)}, "hold NaN"),
+        ({9: torch.zeros(1, 2, 30)}, "layers 0 to 1"),
+        ({1: torch.zeros(1, 2, 30)}, "layers 0 would keep the whole context"),
+    ],
+)
+def test_scores_that_do_not_fit_are_refused(scores, sentence):
+    cache, _ = read(made("llama"), tokens(1, 30))
+    with pytest.raises(ValueError, match=sentence):
+        prune_by_scores(cache, scores, 10)
+
+
+def test_a_cache_that_holds_sliding_layers_whole_is_refused():
+    model, ids = made("gemma3"), tokens(1, 30)
+    with torch.no_grad(), QueryAnchors(model) as anchors:
+        cache = DynamicCache()
+        model(ids, cache=cache)
+    with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):
+        prune_cache(cache, anchors, 0.5)
+    with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"), CapKVPress(0.5)(model), torch.no_grad():
+        model(ids, cache=DynamicCache())
+
+
+def test_one_recording_is_of_one_context():
+    model, ids = made("llama"), tokens(1, 30)
+    with torch.no_grad(), QueryAnchors(model) as anchors:
+        model(ids, use_cache=True)
+        with pytest.raises(ValueError, match="a with block for each context"):
+            model(ids, use_cache=True)
+        with pytest.raises(RuntimeError, match="recording already"), anchors:
+            pass
+
+
+def test_pruned_caches_are_stored_and_copied():
+    model, ids = made("llama"), tokens(1, 40)
+    cache, anchors = read(model, ids[:, :30])
+    pruned = prune_cache(cache, anchors, 0.5)
+    again, twin = pickle.loads(pickle.dumps(pruned)), copy.deepcopy(pruned)
+    with torch.no_grad():
+        expected = model(ids[:, 30:], cache=pruned).logits
+        assert torch.equal(model(ids[:, 30:], cache=again).logits, expected)
+        assert torch.equal(model(ids[:, 30:], cache=twin).logits, expected)
 
 
 @pytest.mark.parametrize(

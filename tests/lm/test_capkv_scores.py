@@ -57,7 +57,7 @@ def test_scores_are_those_of_the_definition(similarity, weigh, tau, sigma):
 
 def test_the_order_is_that_of_the_loss_when_one_token_is_taken_out():
     anchor, keys, values = pairs(batch=1, heads=1, kv_heads=1, length=60)
-    weights, power, _ = relevance(
+    weights, _, power, _ = relevance(
         anchor, keys, values, tau=5.0, sigma=1.0, similarity="cosine", n_sink=0, attention_mask=None
     )
     s = leverages(weights, values, power)[0, 0, 0]
@@ -71,7 +71,7 @@ def test_the_order_is_that_of_the_loss_when_one_token_is_taken_out():
 
 def test_leverages_lie_in_the_unit_interval_and_add_up_to_the_effective_dimension():
     anchor, keys, values = pairs(length=200)
-    weights, power, _ = relevance(
+    weights, _, power, _ = relevance(
         anchor, keys, values, tau=3.0, sigma=2.0, similarity="cosine", n_sink=0, attention_mask=None
     )
     s = leverages(weights, values, power)
@@ -170,6 +170,27 @@ def test_a_row_that_is_all_sinks_or_padding_has_no_other_scores():
     assert capkv_scores(anchor, keys[:, :, :0], values[:, :, :0]).shape == (1, 2, 0)
 
 
+def test_raw_products_that_are_all_far_below_zero_give_the_trace_rule():
+    anchor, keys, values = pairs(batch=1, heads=1, kv_heads=1, dtype=torch.float32)
+    keys, anchor = -30 * keys.abs(), anchor.abs()
+    found = capkv_scores(anchor, keys, values, tau=1.0, similarity="inner", n_sink=0)[0, 0]
+    order = found.argsort(descending=True).tolist()
+    logits = keys[0, 0] @ anchor[0, 0]
+    assert order[0] == (logits + values[0, 0].square().sum(-1).log()).argmax()
+    assert (found > 0).all()
+    ranks = torch.stack([found.argsort().argsort(), logits.argsort().argsort()]).double()
+    assert torch.corrcoef(ranks)[0, 1] > 0.8
+
+
+def test_what_stands_in_padding_may_be_anything():
+    anchor, keys, values = pairs(batch=1)
+    mask = torch.ones(1, 40)
+    mask[:, :6] = 0
+    expected = capkv_scores(anchor, keys, values, attention_mask=mask)
+    keys[:, :, :6], values[:, :, :6] = torch.nan, torch.inf
+    torch.testing.assert_close(capkv_scores(anchor, keys, values, attention_mask=mask), expected)
+
+
 # --- greedy -----------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +202,7 @@ def capacity_of(chosen, weights, values, sigma=1.0):
 
 
 def weights_of(anchor, keys, values, sigma=1.0):
-    weights, power, candidates = relevance(
+    weights, _, power, candidates = relevance(
         anchor, keys, values, tau=5.0, sigma=sigma, similarity="cosine", n_sink=0, attention_mask=None
     )
     return weights, power, candidates
@@ -237,6 +258,34 @@ def test_greedy_in_single_precision_stays_close_over_many_steps():
     single = greedy_scores(*(each.float() for each in given), 300)
     exact = greedy_scores(*given, 300)
     torch.testing.assert_close(single[..., 4:].double(), exact[..., 4:], rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e4])
+def test_greedy_takes_the_same_of_values_of_large_norm(size):
+    given = pairs(batch=1, heads=1, kv_heads=1, length=400, size=16)
+    given = (*given[:2], size * given[2])
+    single = kept_positions(greedy_scores(*(each.float() for each in given), 60), 60)[0, 0].tolist()
+    # The definition: a fresh determinant for every candidate at every step.
+    weights, values, _, _ = relevance(
+        *given, tau=5.0, sigma=1.0, similarity="cosine", n_sink=4, attention_mask=None
+    )
+    capacity, chosen = torch.eye(16, dtype=torch.float64), [0, 1, 2, 3]
+    for _ in range(56):
+        inside = torch.einsum("td,de,te->t", values[0, 0], torch.linalg.inv(capacity), values[0, 0])
+        gain = torch.log1p(weights[0, 0, 0] * inside)
+        gain[chosen] = -torch.inf
+        chosen.append(int(gain.argmax()))
+        v = values[0, 0, chosen[-1]]
+        capacity = capacity + weights[0, 0, 0, chosen[-1]] * torch.outer(v, v)
+    assert len(set(single) & set(chosen)) >= 58
+
+
+@pytest.mark.parametrize("options", [{"sigma": 1e-15}, {"similarity": "inner", "tau": 5.0}])
+def test_greedy_stays_finite_where_the_noise_vanishes(options):
+    anchor, keys, values = pairs(batch=1, heads=1, kv_heads=1, dtype=torch.float32)
+    found = greedy_scores(30 * anchor, keys, values, 20, n_sink=0, **options)
+    assert found.isfinite().all()
+    assert kept_positions(found, 20).unique().numel() == 20
 
 
 def test_greedy_leaves_padding_for_last_and_sinks_for_always():
@@ -302,7 +351,9 @@ def test_eight_bit_floats_are_gathered_bit_by_bit():
     [
         ({"tau": -1.0}, "tau is a sharpness"),
         ({"tau": math.nan}, "tau is a sharpness"),
+        ({"tau": "5"}, "tau is a sharpness"),
         ({"sigma": 0.0}, "sigma is a standard deviation"),
+        ({"sigma": 1e20}, "sigma is a standard deviation"),
         ({"similarity": "dot"}, "similarity is 'cosine' or 'inner'"),
         ({"n_sink": 1.5}, "n_sink is a number of tokens"),
         ({"attention_mask": torch.ones(2, 39)}, r"\(B, T\) = \(2, 40\)"),
@@ -311,6 +362,16 @@ def test_eight_bit_floats_are_gathered_bit_by_bit():
 def test_bad_options_are_refused_with_a_sentence(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         capkv_scores(*pairs(), **changes)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_numbers_that_are_none_are_named(which):
+    given = list(pairs())
+    given[which][..., -1] = torch.nan
+    with pytest.raises(ValueError, match="hold NaN or infinity"):
+        capkv_scores(*given)
+    with pytest.raises(TypeError, match="mask is a tensor"):
+        capkv_scores(*pairs(), attention_mask=[1] * 40)
 
 
 def test_shapes_that_do_not_fit_are_named():

@@ -140,7 +140,7 @@ def test_a_policy_of_the_users_must_give_scores():
 def test_contexts_are_as_long_as_they_say_and_answers_follow_their_question():
     load, n = workload(), 4
     lm = load.model()
-    for part, length in (("text", 200), ("retrieval", 768), ("noise", 768)):
+    for part, length in (("text", 200), ("retrieval", 768), ("copies", 512), ("logs", 512)):
         for document in range(2):
             asked = contexts.asked_of(load, lm, part, document, length, n)
             assert asked.scored <= asked.suffix.shape[1]

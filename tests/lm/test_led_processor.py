@@ -7,11 +7,10 @@ pytestmark = pytest.mark.torch
 
 transformers = pytest.importorskip("transformers")
 
-from tests.lm.test_led_generate import LED, hooks_unchanged, law_by_hand, seeded  # noqa: E402
-
 from cameraready.lm.led import LEDConfig, LEDProcessor, led_generate, led_logprobs  # noqa: E402
 from cameraready.lm.led.thinking import ThinkEnd  # noqa: E402
 from cameraready.models import open_model, tiny_model, tiny_tokenizer  # noqa: E402
+from tests.lm.test_led_generate import LED, hooks_unchanged, law_by_hand, seeded  # noqa: E402
 
 SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 

@@ -145,7 +145,7 @@ def test_without_reasoning_gym_the_command_to_install_it_is_told(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ImportError, match=r'pip install "cameraready\[lm\]"'):
+    with pytest.raises(ImportError, match=r'pip install "cameraready\[lm-tasks\]"'):
         reasoning_gym("chain_sum", n=1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from cameraready.lm.watermark_power import FrontierPoint, Infeasible, WatermarkCalibrator
-from cameraready.lm.watermark_power.calibrator import default_gammas
+from cameraready.lm.watermark_power.constraints import default_gammas
 from cameraready.lm.watermark_power.frontier import undominated
 
 
@@ -33,7 +33,7 @@ def calibrator():
 )
 def test_smallest_bias_in_the_high_entropy_limit(alpha, length, gamma, delta, kl):
     plan = WatermarkCalibrator.high_entropy().minimise_distortion(
-        alpha=alpha, power=0.95, length=length, gammas=[gamma]
+        alpha=alpha, power=0.95, length=length, shortest=length, gammas=[gamma]
     )
     assert plan.delta == pytest.approx(delta, abs=6e-4)
     assert plan.kl == pytest.approx(kl, abs=6e-4)
@@ -54,8 +54,39 @@ def test_minimum_distortion_meets_its_constraints_and_no_less_would(calibrator):
     assert plan.size <= 1e-3
     assert plan.power >= 0.9
     assert plan.kl <= min(point.kl for point in plan.ridge) * 1.02
-    less = calibrator.predict(plan.gamma, 0.97 * plan.delta, alpha=1e-3, length=100)
-    assert less.power < 0.9
+    less = [calibrator.predict(plan.gamma, 0.97 * plan.delta, alpha=1e-3, length=n).power for n in range(90, 111)]
+    assert min(less) < 0.9
+
+
+def test_the_power_holds_at_every_length_provided_for(calibrator):
+    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=50)
+    powers = [calibrator.predict(plan.gamma, plan.delta, alpha=1e-3, length=n).power for n in range(50, 71)]
+    assert min(powers) >= 0.9
+    assert plan.least_power == pytest.approx(min(powers), abs=1e-3)
+    assert plan.shortest == 50
+    assert plan.spare == 60 - plan.threshold_count
+    # Without that care the choice is lost at one token less.
+    edge = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=60)
+    assert edge.spare == 0
+    assert calibrator.predict(edge.gamma, edge.delta, alpha=1e-3, length=59).power == 0
+    with pytest.raises(ValueError, match="shortest must be at most length"):
+        calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=61)
+
+
+def test_no_bias_is_needed_for_a_power_below_the_size():
+    plan = WatermarkCalibrator.high_entropy().minimise_distortion(alpha=0.5, power=0.01, length=50)
+    assert plan.delta == 0
+    assert plan.kl == 0
+
+
+def test_selfhash_keeps_to_shares_with_which_transformers_generates():
+    p = np.random.default_rng(0).dirichlet(np.full(200, 0.2), size=60)
+    plan = WatermarkCalibrator.from_probs(p, scheme="selfhash").minimise_distortion(alpha=1e-2, power=0.9, length=60)
+    assert plan.gamma >= 0.4
+    assert plan.to_transformers().seeding_scheme == "selfhash"
+    sparse = WatermarkCalibrator.from_probs(p, scheme="selfhash").predict(0.1, 2.0, alpha=1e-2, length=60)
+    with pytest.raises(ValueError, match="stops generating"):
+        sparse.to_transformers()
 
 
 def test_chosen_point_is_not_dominated_on_a_grid(calibrator):
@@ -69,7 +100,7 @@ def test_chosen_point_is_not_dominated_on_a_grid(calibrator):
 def test_maximum_power_keeps_the_budget(calibrator):
     plan = calibrator.maximise_power(alpha=1e-3, length=100, max_kl=0.05)
     assert plan.kl <= 0.05 + 1e-9
-    assert plan.power == pytest.approx(max(point.power for point in plan.ridge))
+    assert plan.least_power == pytest.approx(max(point.power for point in plan.ridge))
     more = calibrator.maximise_power(alpha=1e-3, length=100, max_kl=0.1)
     assert more.power > plan.power
 
@@ -82,8 +113,8 @@ def test_the_two_questions_answer_each_other(calibrator):
 
 def test_required_length_is_enough_and_one_less_is_not(calibrator):
     length = calibrator.required_length(alpha=1e-3, power=0.9, max_kl=0.08)
-    assert calibrator.maximise_power(alpha=1e-3, length=length, max_kl=0.08).power >= 0.9
-    assert calibrator.maximise_power(alpha=1e-3, length=length - 1, max_kl=0.08).power < 0.9
+    assert calibrator.maximise_power(alpha=1e-3, length=length, max_kl=0.08).least_power >= 0.9
+    assert calibrator.maximise_power(alpha=1e-3, length=length - 1, max_kl=0.08).least_power < 0.9
 
 
 def test_frontier_rises_and_brackets_its_estimates(calibrator):
@@ -132,8 +163,8 @@ def test_power_of_texts_is_that_of_simulated_ones():
 
 def test_asking_for_robustness_lowers_the_share_of_green_tokens(calibrator):
     options = {"alpha": 1e-3, "power": 0.9, "length": 100}
-    fragile = WatermarkCalibrator.high_entropy().minimise_distortion(**options)
-    robust = WatermarkCalibrator.high_entropy(kept=0.9).minimise_distortion(**options)
+    fragile = WatermarkCalibrator.high_entropy().minimise_distortion(**options, shortest=100)
+    robust = WatermarkCalibrator.high_entropy(kept=0.9).minimise_distortion(**options, shortest=100)
     assert fragile.gamma > 0.9  # all green, or nothing
     assert robust.gamma < fragile.gamma
     assert robust.kl > fragile.kl
@@ -203,6 +234,14 @@ def test_wrong_arguments_get_a_sentence():
         WatermarkCalibrator.from_probs(np.array([[0.5, 0.2]]))
     with pytest.raises(ValueError, match="shape"):
         WatermarkCalibrator.from_probs(np.array([[0.5, 0.5]]), texts=np.arange(3))
+    with pytest.raises(ValueError, match="at least one resample"):
+        high.frontier(alpha=0.1, length=10, n_resamples=0)
+    with pytest.raises(ValueError, match="frontier takes deltas"):
+        high.frontier(alpha=0.1, length=10, deltas=[])
+    with pytest.raises(TypeError, match="alpha must be a number"):
+        high.predict(0.5, 1.0, alpha="0.1", length=10)
+    with pytest.raises(TypeError, match="gamma must be a number"):
+        high.predict(None, 1.0, alpha=0.1, length=10)
 
 
 def test_markllm_gets_json_with_its_own_place_for_the_bias():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from transformers import (
+    BatchEncoding,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -74,6 +75,15 @@ def test_lists_are_those_that_generation_favours(scheme, width):
         assert bool(lists.green(lists.seeds(gram[None]), gram[-1:])[0]) == favoured
 
 
+def test_keys_of_63_bits_give_the_lists_of_transformers():
+    key = 2**62 + 12345
+    processor = WatermarkLogitsProcessor(VOCAB, "cpu", greenlist_ratio=0.5, hashing_key=key)
+    config = WatermarkingConfig(greenlist_ratio=0.5, hashing_key=key)
+    text = texts(n=1, length=20)[0]
+    green = sum(bool(text[i + 1] in processor._get_greenlist_ids(text[: i + 1])) for i in range(19))
+    assert exact_detect(text, config, VOCAB, count_repeats=True).green[0] == green
+
+
 def test_what_repeats_is_counted_once():
     config = WatermarkingConfig(greenlist_ratio=0.5, bias=2.0)
     text = [5, 6, 5, 6, 5, 6, 7]  # the pairs 5 6, 6 5 and 6 7
@@ -137,6 +147,12 @@ def test_detection_errors_are_sentences():
         exact_detect([1, 2], {"algorithm_name": "Unigram"}, VOCAB)
     with pytest.raises(ValueError, match="skip"):
         exact_detect([1, 2], config, VOCAB, skip=-1)
+    with pytest.raises(TypeError, match=r"pass \.input_ids"):
+        exact_detect(BatchEncoding({"input_ids": [[1, 2]]}), config, VOCAB)
+    with pytest.raises(ValueError, match="there is no token"):
+        exact_detect(np.array([2**63 + 5, 1], dtype=np.uint64), config, VOCAB)
+    with pytest.raises(ValueError, match="64 bits"):
+        exact_detect([1, 2], WatermarkingConfig(hashing_key=2**64), VOCAB)
 
 
 def test_a_key_is_needed_to_see_the_watermark(model):
@@ -244,6 +260,34 @@ def test_sampling_errors_are_sentences(model):
         WatermarkCalibrator.from_model(model, None, [[5]], temperature=0.0)
     with pytest.raises(ValueError, match="top_p"):
         WatermarkCalibrator.from_model(model, None, [[5]], top_p=0.0)
+    with pytest.raises(ValueError, match="token ids from 0 to 299"):
+        WatermarkCalibrator.from_model(model, None, [[5, VOCAB]])
+    with pytest.raises(ValueError, match="something else than token ids"):
+        WatermarkCalibrator.from_model(model, None, [[1.7]])
+    with pytest.raises(ValueError, match="max_new_tokens must be a whole number"):
+        WatermarkCalibrator.from_model(model, None, [[5]], max_new_tokens=5.5)
+    with pytest.raises(TypeError, match="can generate"):
+        WatermarkCalibrator.from_model(torch.nn.Linear(2, 2), None, [[5]])
+
+
+def test_keys_that_generation_would_refuse():
+    plan = WatermarkCalibrator.high_entropy(VOCAB).predict(0.5, 2.0, alpha=1e-3, length=50)
+    for key in (None, "a", 1.5, 0, 2**63):
+        with pytest.raises(ValueError, match="hashing_key must be"):
+            plan.to_transformers(hashing_key=key)
+    with pytest.raises(ValueError, match="prefix_length"):
+        plan.to_markllm(prefix_length=0)
+
+
+def test_a_model_in_training_is_calibrated_without_dropout(model):
+    training = copy.deepcopy(model)
+    training.model.layers[0].self_attn.attention_dropout = 0.5
+    training.train()
+    training.model.layers[1].eval()
+    before = {name: module.training for name, module in training.named_modules()}
+    made = [WatermarkCalibrator.from_model(m, None, [[5, 6]], max_new_tokens=4) for m in (model, training)]
+    np.testing.assert_array_equal(made[0].contexts.collision, made[1].contexts.collision)
+    assert {name: module.training for name, module in training.named_modules()} == before
 
 
 def test_emitted_config_is_a_generation_config(model):

@@ -1,9 +1,11 @@
 """Green mass, thresholds and power: closed forms, limits, and brute force."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from cameraready.lm.watermark_power import Contexts, WatermarkCalibrator, threshold_count
@@ -70,6 +72,20 @@ def test_high_entropy_limit_is_the_closed_form():
     assert plan.power == pytest.approx(stats.binom.sf(plan.threshold_count - 1, 100, rate), abs=1e-5)
 
 
+@pytest.mark.parametrize("vocab", [2, 3, 4, 8, 12])
+@pytest.mark.parametrize("delta", [0.5, 2.0, 15.0])
+def test_small_vocabularies_are_exact(vocab, delta):
+    p = np.stack([np.full(vocab, 1 / vocab), np.random.default_rng(vocab).dirichlet(np.full(vocab, 0.5))])
+    for green in range(1, vocab):
+        lists = [list(chosen) for chosen in itertools.combinations(range(vocab), green)]
+        g = np.stack([p[:, chosen].sum(axis=1) for chosen in lists], axis=1)
+        z = 1 + g * math.expm1(delta)
+        q = g * math.exp(delta) / z
+        rate, kl = GreenMass(Contexts.of(p), green / vocab, vocab).rate_and_kl(delta)
+        np.testing.assert_allclose(rate, q.mean(axis=1), atol=2e-3)
+        np.testing.assert_allclose(kl, (delta * q - np.log(z)).mean(axis=1), atol=5e-3)
+
+
 def test_small_bias_law():
     rng = np.random.default_rng(1)
     contexts = Contexts.of(families(rng))
@@ -125,6 +141,15 @@ def test_top_tokens_and_remainder_say_the_same_as_all_tokens():
     part = GreenMass(Contexts.of(p[:, :1024], 5000), 0.25, 5000).effect(2.0)
     np.testing.assert_allclose(part.rate, whole.rate, atol=2e-4)
     np.testing.assert_allclose(part.kl, whole.kl, atol=2e-4)
+
+
+def test_probabilities_may_be_tensors_of_any_dtype():
+    p = np.random.default_rng(6).dirichlet(np.full(100, 0.2), size=4)
+    tensor = torch.tensor(p, dtype=torch.float32, requires_grad=True)
+    np.testing.assert_allclose(Contexts.of(tensor).collision, Contexts.of(p).collision, rtol=1e-5)
+    coarse = torch.tensor(p / p.sum(axis=1, keepdims=True)).to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"softmax in float32|vocab_size"):
+        Contexts.of(coarse)
 
 
 def test_entropy_and_collision_are_exact():

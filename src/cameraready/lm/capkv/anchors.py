@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -30,7 +31,7 @@ class AnchorRule:
             raise ValueError(f"anchor is 'history' or 'window', got {self.anchor!r}")
         for name, least in (("window", 1), ("n_future_positions", 0), ("n_sink", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
                 raise ValueError(f"{name} is a number of tokens, {least} or more, got {value!r}")
 
 
@@ -89,6 +90,8 @@ class QueryAnchors(Mapping[int, torch.Tensor]):
         self._handles: list[Any] = []
 
     def __enter__(self) -> QueryAnchors:
+        if self._handles:
+            raise RuntimeError("these QueryAnchors are recording already; make others for another context")
         self._read = {index: _Reading(self._parts, index, self.rule) for index in self._layers}
         self.attention_mask = None
         for index, module in self._layers.items():
@@ -125,6 +128,11 @@ class QueryAnchors(Mapping[int, torch.Tensor]):
             hidden = hidden_of(args, kwargs)
             cache = cache_of(args, kwargs)
             before = cache.get_seq_length(cache_index(module, index)) if cache is not None else 0
+            if before != self._read[index].length:
+                raise ValueError(
+                    "QueryAnchors records one context in one cache: this call goes on from "
+                    f"{before} tokens, but {self._read[index].length} were read so far; use a with block for each context"
+                )
             real = real_tokens(kwargs.get("attention_mask"), hidden.shape[0], before + hidden.shape[1])
             self._read[index].add(hidden.detach(), real)
             self.attention_mask = real

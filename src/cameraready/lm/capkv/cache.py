@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class PrunedLayer:
     stored: int
     valid: torch.Tensor | None
     masked_by_caller: bool
+    #: Assisted generation reads drafts with the prompt, and would have them pruned: transformers refuses it with this.
+    is_croppable = False
 
     def get_seq_length(self, *args: Any) -> int:
         return super().get_seq_length(*args) + self.dropped  # type: ignore[misc]
@@ -75,8 +78,25 @@ class PrunedLayer:
         if self.valid is not None:
             self.valid = change(self.valid)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (type(self).__bases__[1], vars(self))
+
 
 _CLASSES: dict[type, type] = {}
+
+
+def pruned_class(kind: type) -> type:
+    """The class of a pruned layer that was of class `kind`."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(f"Pruned{kind.__name__}", (PrunedLayer, kind), {})
+    return _CLASSES[kind]
+
+
+def restored(kind: type, state: dict[str, Any]) -> Any:
+    """A pruned layer with these attributes: what copies and pickles of one are made by."""
+    new = object.__new__(pruned_class(kind))
+    vars(new).update(state)
+    return new
 
 
 def prunable(layer: Any) -> bool:
@@ -104,14 +124,12 @@ def pruned_layer(layer: Any, positions: torch.Tensor, valid: torch.Tensor | None
         raise ValueError(
             f"a {type(layer).__name__} cannot be pruned: it must be a layer of a DynamicCache or QuantizedCache with full attention"
         )
-    kind = type(layer)
-    if not isinstance(layer, PrunedLayer) and kind not in _CLASSES:
-        _CLASSES[kind] = type(f"Pruned{kind.__name__}", (PrunedLayer, kind), {})
-    new = object.__new__(_CLASSES.get(kind, kind))
-    vars(new).update(vars(layer))
+    if isinstance(layer, PrunedLayer):
+        raise ValueError("this layer was pruned before; prune the whole one, which is left as it is")
+    new = restored(type(layer), vars(layer))
     length = contents(layer)[0].shape[-2]
     new.stored = positions.shape[-1]
-    new.dropped = getattr(layer, "dropped", 0) + length - new.stored
+    new.dropped = length - new.stored
     new.valid, new.masked_by_caller = valid, False
     if getattr(layer, "_quantized_keys", None) is None:
         new.keys, new.values = gathered(layer.keys, positions), gathered(layer.values, positions)
@@ -151,8 +169,7 @@ def prune_by_scores(cache: Cache, scores: Mapping[int, torch.Tensor], n_kept: in
     cache : transformers.DynamicCache or QuantizedCache
         Left as it is.
     scores : mapping of layer index to tensor of shape (B, Hkv, T)
-        By any rule; ties go to the earlier token. For layers of one model in one `generate` call all full-attention layers
-        must be pruned to the same number.
+        By any rule; ties go to the earlier token. Every layer with full attention needs some: a model makes one mask for all.
     n_kept : int
 
     Returns
@@ -160,10 +177,48 @@ def prune_by_scores(cache: Cache, scores: Mapping[int, torch.Tensor], n_kept: in
     Cache
         A new cache that knows how many tokens were read: give it to `generate` with the full input ids, or to the model with
         the new ones alone. The same object where nothing would be dropped.
+
+    Raises
+    ------
+    ValueError
+        Scores are not of the shape of the layer's keys, hold NaN, or are missing for a layer that holds the whole context.
     """
+    check_scores(cache, scores, n_kept)
     if all(each.shape[-1] <= n_kept for each in scores.values()):
         return cache
     return with_layers(
         cache,
         {index: pruned_layer(cache.layers[index], kept_positions(each, n_kept)) for index, each in scores.items()},
     )
+
+
+def check_cache(cache: Any) -> None:
+    if not isinstance(cache, Cache):
+        raise TypeError(f"a transformers cache is pruned, such as a DynamicCache, not {type(cache).__name__}")
+
+
+def check_scores(cache: Any, scores: Mapping[int, torch.Tensor], n_kept: int) -> None:
+    check_cache(cache)
+    if isinstance(n_kept, bool) or not isinstance(n_kept, Integral) or n_kept < 1:
+        raise ValueError(f"n_kept is a number of tokens, 1 or more, got {n_kept!r}")
+    for index, each in scores.items():
+        if not 0 <= index < len(cache.layers):
+            raise ValueError(f"there are scores for layer {index}, but the cache has the layers 0 to {len(cache.layers) - 1}")
+        layer = cache.layers[index]
+        wanted = tuple(contents(layer)[0].shape[:3]) if layer.is_initialized else None
+        if tuple(each.shape) != wanted:
+            raise ValueError(f"scores of layer {index} must be (B, Hkv, T) = {wanted} like its keys, got {tuple(each.shape)}")
+        if each.isnan().any():
+            raise ValueError(f"scores of layer {index} hold NaN")
+    check_even(cache, scores)
+
+
+def check_even(cache: Any, pruned: Iterable[int]) -> None:
+    """Raise a ValueError where some of the layers that hold a whole context would be pruned and others not."""
+    pruned = set(pruned)
+    left = [i for i, layer in enumerate(cache.layers) if prunable(layer) and layer.is_initialized and i not in pruned]
+    if pruned and left:
+        raise ValueError(
+            f"layers {', '.join(map(str, left))} would keep the whole context while others are pruned, and a model makes one mask for all; "
+            "if these have a sliding window, make the cache with DynamicCache(config=model.config)"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from cameraready.lm._corpora import KINDS, windows
@@ -38,9 +39,25 @@ def asked_of(workload: LMWorkload, lm: LanguageModel, part: str, document: int, 
             made = key_value(lm.tokenizer, length=length, n=n, seed=0, keys=6, filler="prose")
         else:
             made = passkey(lm.tokenizer, length=length, n=n, seed=0, filler="prose")
-    else:
+    elif part == "copies":
         made = passkey(lm.tokenizer, length=length, n=n, seed=1, filler="noise")
+    elif part == "logs":
+        made = passkey(lm.tokenizer, length=length, n=n, seed=2, filler=[log_of(document, length)])
+    else:
+        raise ValueError(f"there is no part {part!r}; parts with contexts are text, retrieval, copies and logs")
     return retrieval(lm, made[document])
+
+
+def log_of(document: int, length: int) -> str:
+    """A server's log of more than `length` tokens: lines that differ in a time, a worker, a number and a duration."""
+    generator = np.random.default_rng([document, 5])
+    lines, clock = [], 36_000
+    while len(lines) < length // 8:
+        clock += int(generator.integers(1, 9))
+        at = f"{clock // 3600:02d}:{clock // 60 % 60:02d}:{clock % 60:02d}"
+        worker, number, took = (int(generator.integers(high)) for high in (16, 10_000, 90))
+        lines.append(f"{at} INFO worker {worker} served request {number} in {took} ms.")
+    return "\n".join(lines)
 
 
 def continuation(lm: LanguageModel, document: int, length: int, suffix: int = 40) -> Asked:

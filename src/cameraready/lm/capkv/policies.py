@@ -120,7 +120,7 @@ def trace(state: LayerState) -> torch.Tensor:
         "n_sink": N_SINK,
         "attention_mask": None,
     }
-    weights, _, _ = relevance(state.anchor, state.keys, state.values, **options)
+    weights, _, _, _ = relevance(state.anchor, state.keys, state.values, **options)
     return weights.mean(2) * state.values.float().square().sum(-1)
 
 
@@ -142,7 +142,10 @@ def recent(state: LayerState) -> torch.Tensor:
 
 
 def snapkv(state: LayerState, window: int = 32, kernel: int = 5) -> torch.Tensor:
-    """Attention of the last queries, smoothed over neighbours (Li et al., 2024, arXiv:2404.14469), as in kvpress."""
+    """Attention of the last queries, smoothed over neighbours (Li et al., 2024, arXiv:2404.14469), as in kvpress.
+
+    kvpress looks at the last 64; of 512 tokens, a tenth kept, these would be all.
+    """
     length = state.length
     queries = state.attention.queries(state.hidden[:, -window:])
     queries = state.rotated(queries, torch.arange(length - window, length, device=queries.device))

@@ -22,7 +22,7 @@ from cameraready.lm.capkv.anchors import (
     hidden_of,
     real_tokens,
 )
-from cameraready.lm.capkv.scores import Similarity, capkv_scores, check_options, greedy_scores
+from cameraready.lm.capkv.scores import Similarity, capkv_scores, check_options, greedy_scores, is_number
 from cameraready.lm.capkv.selection import adaptive_positions, kept_positions, n_kept_of
 from cameraready.models import anatomy
 
@@ -38,8 +38,10 @@ class CapKVPress:
     installed, an instance also is a `kvpress.ScorerPress`: kvpress's own hooks run it, in its pipeline and inside its
     wrappers (AdaKVPress, ChunkPress, PerLayerCompressionPress, ComposedPress).
 
-    Only layers with full attention are pruned, once, when an empty cache is filled; positions are not renumbered. See
-    `prune_cache` for a context that is read once and asked often.
+    Only layers with full attention are pruned, once, when an empty cache is filled; positions are not renumbered. What comes
+    later in the same cache, a second turn or the further pieces of a prefill in pieces (``prefill_chunk_size``), is kept whole,
+    and without a cache nothing happens. See `prune_cache` for a context that is read in pieces, or once and asked often.
+    Assisted generation is refused on pruned caches, since drafts would be pruned with the prompt.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ class CapKVPress:
 
     def __post_init__(self) -> None:
         ratio = self.compression_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
+        if not is_number(ratio) or not 0 <= ratio < 1:
             raise ValueError(f"compression_ratio is the share of tokens to drop, at least 0 and below 1, got {ratio!r}")
         check_options(self.tau, self.sigma, self.similarity, self.n_sink)
         self.anchor_rule()
@@ -108,7 +110,7 @@ class CapKVPress:
             raise ValueError(f"selection is 'topk' or 'greedy', got {self.selection!r}")
         if self.head_budgets not in ("uniform", "adaptive"):
             raise ValueError(f"head_budgets is 'uniform' or 'adaptive', got {self.head_budgets!r}")
-        if not 0 <= self.safeguard <= 1:
+        if not is_number(self.safeguard) or not 0 <= self.safeguard <= 1:
             raise ValueError(f"safeguard is a share of the budget between 0 and 1, got {self.safeguard!r}")
 
     def anchor_rule(self) -> AnchorRule:
@@ -160,6 +162,10 @@ class CapKVPress:
         parts = anatomy(model)
         layers = full_attention(parts)
         with ExitStack() as stack:
+            for layer in parts.layers:
+                if layer.attention is not None and layer.attention.sliding_window is not None:
+                    watching = layer.attention.module.register_forward_hook(refuse_whole(layer), with_kwargs=True)
+                    stack.callback(watching.remove)
             for layer in layers:
                 module = layer.attention.module
                 hook = self._after(parts, layer.index)
@@ -180,8 +186,10 @@ class CapKVPress:
             hidden = hidden_of(args, kwargs)
             if cache.get_seq_length(at) != hidden.shape[1]:
                 return  # the context was read before
-            from cameraready.lm.capkv.cache import prunable
+            from cameraready.lm.capkv.cache import PrunedLayer, prunable
 
+            if isinstance(cache.layers[at], PrunedLayer):
+                raise ValueError("two presses prune the same cache; use one, with the compression ratio of both")
             if not prunable(cache.layers[at]):
                 raise ValueError(
                     f"CapKVPress prunes dynamic caches, and this one holds a {type(cache.layers[at]).__name__}; leave out "
@@ -226,7 +234,9 @@ def prune_cache(
     Raises
     ------
     ValueError
-        The cache does not fit the anchors, was pruned before, or is static.
+        The cache does not fit the anchors, was pruned before, is static, or holds layers with a sliding window whole.
+    TypeError
+        One of the two is something else.
 
     Examples
     --------
@@ -235,7 +245,11 @@ def prune_cache(
     >>> small = prune_cache(cache, anchors, compression_ratio=0.75)
     >>> model.generate(torch.cat([context, question], dim=1), cache=small)
     """
-    from cameraready.lm.capkv.cache import PrunedLayer, contents, prunable, with_layers
+    from cameraready.lm.capkv.cache import PrunedLayer, check_cache, check_even, contents, prunable, with_layers
+
+    check_cache(cache)
+    if not isinstance(anchors, QueryAnchors):
+        raise TypeError(f"anchors are a QueryAnchors, recorded while the context was read, not {type(anchors).__name__}")
 
     press = CapKVPress(compression_ratio, tau, sigma, similarity, anchors.rule.n_sink, selection=selection)
     if compression_ratio == 0:
@@ -261,7 +275,24 @@ def prune_cache(
         new = press.pruned(layer, anchors[index], anchors.attention_mask)
         if new is not layer:
             changed[module_index] = new
+    check_even(cache, changed)
     return with_layers(cache, changed) if changed else cache
+
+
+def refuse_whole(layer: Any) -> Any:
+    """A hook after an attention module with a sliding window: its cache must be one with a window too."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        from cameraready.lm.capkv.cache import prunable
+
+        cache = cache_of(args, kwargs)
+        if cache is not None and prunable(cache.layers[cache_index(module, layer.index)]):
+            raise ValueError(
+                "this cache holds layers with a sliding window whole, and a model makes one mask for all that do; make it with "
+                "DynamicCache(config=model.config)"
+            )
+
+    return hook
 
 
 # --- heads of different length ------------------------------------------------------------------------------------------
@@ -289,13 +320,15 @@ def mask_short_heads(layer: Any) -> Any:
         if getattr(stored, "valid", None) is None:
             return args, kwargs
         hidden = hidden_of(args, kwargs)
-        new = hidden.shape[1]
+        batch, new = hidden.shape[:2]
         after = stored.get_mask_sizes(new)[0] - stored.stored  # tokens since the pruning, the new ones included
-        ones = torch.ones(new, after, dtype=torch.bool, device=hidden.device).tril(after - new)
+        since = seen_by(kwargs.get("attention_mask"), after)  # without padding of later turns
+        if since is None:
+            since = torch.ones(new, after, dtype=torch.bool, device=hidden.device).tril(after - new)[None, None]
         seen = torch.cat(
             [
                 stored.valid.repeat_interleave(attention.group_size, dim=1).unsqueeze(2).expand(-1, -1, new, -1),
-                ones.expand(hidden.shape[0], attention.n_heads, new, after),
+                since.expand(batch, attention.n_heads, new, after),
             ],
             dim=-1,
         )
@@ -304,3 +337,11 @@ def mask_short_heads(layer: Any) -> Any:
         return args, {**kwargs, "attention_mask": mask.masked_fill(~seen, torch.finfo(hidden.dtype).min)}
 
     return hook
+
+
+def seen_by(mask: Any, last: int) -> torch.Tensor | None:
+    """Which of the `last` keys each query sees, (B, 1, t, last), from a mask as attention modules get it; None where there is none."""
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
+        return None
+    mask = mask[..., mask.shape[-1] - last :]
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

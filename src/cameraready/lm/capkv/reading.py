@@ -156,7 +156,7 @@ def attended(
         for index, state in reading.states.items():
             queries, new_keys, new_values = reading.after[index]
             output = _Output(state, queries, new_keys, new_values)
-            weights, power, _ = relevance(
+            weights, _, power, _ = relevance(
                 state.anchor, state.keys, state.values,
                 tau=5.0, sigma=1.0, similarity="cosine", n_sink=N_SINK, attention_mask=None,
             )  # fmt: skip

@@ -15,7 +15,9 @@ is its ridge leverage (Yang et al., 2026, arXiv:2604.25975). Nothing here is of 
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from numbers import Integral, Real
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +25,9 @@ Similarity = Literal["cosine", "inner"]
 
 #: Tokens that are worked on at a time; bounds memory on long contexts.
 CHUNK = 8192
+#: The noise, relative to the largest w ||v||^2 of a head, is held between these: beyond them the order of the scores has
+#: reached its limit (pure leverage below, w ||v||^2 above), and numbers would run over.
+LEAST, MOST = 1e-12, 1e8
 
 
 def capkv_scores(
@@ -76,7 +81,7 @@ def capkv_scores(
     ----------
     Yang et al., 2026, arXiv:2604.25975; NVIDIA/kvpress, `CapPress`.
     """
-    weights, power, candidates = relevance(
+    weights, values, power, candidates = relevance(
         anchor, keys, values, tau=tau, sigma=sigma, similarity=similarity, n_sink=n_sink, attention_mask=attention_mask
     )
     scores = leverages(weights, values, power).mean(dim=2)
@@ -115,14 +120,14 @@ def greedy_scores(
 
     Notes
     -----
-    Rank-one updates: time O(n_kept H T d), memory O(H (T + d^2)).
+    Rank-one updates in float64: time O(n_kept H T d), memory O(H (T + d^2)).
     """
-    weights, power, candidates = relevance(
+    if isinstance(n_kept, bool) or not isinstance(n_kept, Integral) or n_kept < 0:
+        raise ValueError(f"n_kept is a number of tokens, 0 or more, got {n_kept!r}")
+    weights, values, power, candidates = relevance(
         anchor, keys, values, tau=tau, sigma=sigma, similarity=similarity, n_sink=n_sink, attention_mask=attention_mask
     )
-    if isinstance(n_kept, bool) or not isinstance(n_kept, int) or n_kept < 0:
-        raise ValueError(f"n_kept is a number of tokens, 0 or more, got {n_kept!r}")
-    gains = greedy_gains(weights, values, power, candidates, max(n_kept - n_sink, 0))
+    gains = greedy_gains(weights, values, power, candidates, max(int(n_kept) - n_sink, 0))
     return marked(gains, candidates, attention_mask)
 
 
@@ -147,21 +152,28 @@ def relevance(
     similarity: Similarity,
     n_sink: int,
     attention_mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Expected attention of each token, relative to the largest, and the noise in the same units.
 
     Returns
     -------
     weights : tensor, shape (B, Hkv, G, T)
         w_i over the largest w of the query head; 0 for sinks and padding.
+    values : tensor, shape (B, Hkv, T, d)
+        As given, with padding zeroed.
     power : tensor, shape (B, Hkv, G)
         sigma^2 over the same. Scores depend on w and sigma^2 through their ratio alone, so that dividing both by the
         largest w changes nothing and nothing overflows. Cosines are defined relative to the largest: there it is sigma^2.
+        Held between `LEAST` and `MOST` times the largest w ||v||^2.
     candidates : bool tensor, shape (B, T)
         Tokens that are neither sink nor padding.
     """
     check_shapes(anchor, keys, values, attention_mask)
     check_options(tau, sigma, similarity, n_sink)
+    if attention_mask is not None:  # what stands in padding may be anything, also NaN
+        hidden = ~attention_mask.to(keys.device).bool()[:, None, :, None]
+        keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
+    check_finite(anchor=anchor, keys=keys, values=values)
     working = working_dtype(anchor, keys, values)
     batch, kv_heads, length, _ = keys.shape
     anchor = anchor.to(working).unflatten(1, (kv_heads, -1))
@@ -177,12 +189,25 @@ def relevance(
     logits = logits.masked_fill(~candidates[:, None, None], -torch.inf)
     power = torch.full(logits.shape[:3], sigma**2, dtype=working, device=keys.device)
     if length == 0:
-        return logits, power, candidates
+        return logits, values, power, candidates
     largest = logits.amax(dim=-1, keepdim=True)
     largest = torch.where(largest.isfinite(), largest, 0.0)  # a row without candidates
+    weights = _exponential(logits - largest).masked_fill(~candidates[:, None, None], 0.0)
+    squares = torch.cat([chunk.to(working).square().sum(-1) for chunk in values.split(CHUNK, dim=2)], dim=-1)
+    scale = (weights * squares.unsqueeze(2)).amax(-1).clamp_min(torch.finfo(working).tiny)
     if similarity == "inner":
-        power = power * torch.exp(-largest[..., 0])
-    return torch.exp(logits - largest), power, candidates
+        # In logarithms: exp(-max) alone may run over.
+        log_power = power.log() - largest[..., 0] - scale.log()
+        power = scale * torch.exp(log_power.clamp(math.log(LEAST), math.log(MOST)))
+    else:
+        power = torch.maximum(torch.minimum(power, MOST * scale), LEAST * scale)
+    return weights, values, power, candidates
+
+
+def _exponential(logits: torch.Tensor) -> torch.Tensor:
+    """exp, which below e^-60 falls slowly instead of vanishing: weights too small to matter still keep their order."""
+    deep = (-60.0 - logits).clamp_min(0.0)
+    return torch.exp(logits.clamp_min(-60.0)) / (1.0 + deep)
 
 
 def _directions(keys: torch.Tensor, similarity: Similarity) -> torch.Tensor:
@@ -267,6 +292,9 @@ def greedy_gains(
     `n` candidates are taken one after the other, each the one that adds most. Let B be the capacity of those taken so far:
     with c_i = v_i^T B^-1 v_i token i adds log(1 + w_i c_i), and taking j lowers every c_i by (v_i^T u)^2, u the scaled B^-1 v_j.
     """
+    wanted = weights.dtype
+    if weights.device.type != "mps":  # which has no float64; differences of many steps add up
+        weights, power = weights.double(), power.double()
     values = values.to(weights.dtype)
     batch, kv_heads, groups, length = weights.shape
     size = values.shape[-1]
@@ -290,7 +318,7 @@ def greedy_gains(
         along = torch.matmul(update, values.transpose(-1, -2))  # (B, Hkv, G, T)
         contained = (contained - along.square()).clamp_min(0.0)
     left = torch.log1p(weights * contained).mean(dim=2)
-    return torch.where(open_, left, gains)
+    return torch.where(open_, left, gains).to(wanted)
 
 
 def information(weights: torch.Tensor, values: torch.Tensor, power: torch.Tensor | float = 1.0) -> torch.Tensor:
@@ -321,18 +349,32 @@ def check_shapes(
         raise ValueError(f"batch, key heads, tokens and head size must agree; got {shapes}")
     if keys.shape[1] == 0 or anchor.shape[1] % keys.shape[1]:
         raise ValueError(f"query heads must be a multiple of key heads; got {shapes}")
+    if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
+        raise TypeError(f"the attention mask is a tensor (B, T), got {type(attention_mask).__name__}")
     if attention_mask is not None and attention_mask.shape != (keys.shape[0], keys.shape[2]):
         raise ValueError(
             f"the attention mask is (B, T) = {(keys.shape[0], keys.shape[2])}, got {tuple(attention_mask.shape)}"
         )
 
 
+def check_finite(**tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"the {name} hold NaN or infinity; a model in float16 overflows on some inputs, bfloat16 and float32 do not"
+            )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_options(tau: float, sigma: float, similarity: str, n_sink: int) -> None:
-    if not 0 <= tau < float("inf"):
+    if not is_number(tau) or not 0 <= tau < math.inf:
         raise ValueError(f"tau is a sharpness, 0 or more, got {tau!r}")
-    if not 0 < sigma < float("inf"):
-        raise ValueError(f"sigma is a standard deviation and must be positive, got {sigma!r}")
+    if not is_number(sigma) or not 1e-15 <= sigma <= 1e15:
+        raise ValueError(f"sigma is a standard deviation between 1e-15 and 1e15, got {sigma!r}")
     if similarity not in ("cosine", "inner"):
         raise ValueError(f"similarity is 'cosine' or 'inner', got {similarity!r}")
-    if isinstance(n_sink, bool) or not isinstance(n_sink, int) or n_sink < 0:
+    if isinstance(n_sink, bool) or not isinstance(n_sink, Integral) or n_sink < 0:
         raise ValueError(f"n_sink is a number of tokens, 0 or more, got {n_sink!r}")

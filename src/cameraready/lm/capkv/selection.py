@@ -48,7 +48,7 @@ def adaptive_positions(scores: torch.Tensor, n_kept: int, safeguard: float = 0.2
     positions : int64 tensor, shape (B, Hkv, S)
         S is what the largest head keeps; shorter heads repeat their last position.
     valid : bool tensor, shape (B, Hkv, S)
-        False where a position only fills up.
+        False where a position only fills up. Padding (a score of -inf) is never valid.
     """
     if not 0 <= safeguard <= 1:
         raise ValueError(f"safeguard is a share of the budget between 0 and 1, got {safeguard!r}")
@@ -57,9 +57,10 @@ def adaptive_positions(scores: torch.Tensor, n_kept: int, safeguard: float = 0.2
     safe = torch.zeros_like(scores, dtype=torch.bool)
     safe.scatter_(-1, order[..., : int(safeguard * n_kept)], True)
     # Safe tokens first, each group by its scores; +inf stays +inf.
-    lifted = torch.where(safe, torch.inf, scores).flatten(1)
+    lifted = torch.where(safe & (scores != -torch.inf), torch.inf, scores).flatten(1)
     chosen = lifted.sort(dim=-1, descending=True, stable=True).indices[:, : heads * n_kept]
     kept = torch.zeros_like(lifted, dtype=torch.bool).scatter_(-1, chosen, True).view(batch, heads, length)
+    kept &= scores != -torch.inf
     counts = kept.sum(-1)
     slots = int(counts.max())
     at = torch.arange(length, device=scores.device)

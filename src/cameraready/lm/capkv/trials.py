@@ -52,7 +52,7 @@ def identities(document: int, kind: str, length: int, size: int) -> list[Row]:
     """Deviations from what the paper states exactly, all in float64."""
     anchor, keys, values = vectors(kind, document, length, size)
     options: dict[str, Any] = {"tau": 5.0, "sigma": 1.0, "similarity": "cosine", "n_sink": 0, "attention_mask": None}
-    weights, power, _ = relevance(anchor, keys, values, **options)
+    weights, _, power, _ = relevance(anchor, keys, values, **options)
     s = leverages(weights, values, power)[0, 0, 0]
     # Twice the information of the set without each token, by determinants and not by leverages.
     capacity = torch.eye(size, dtype=torch.float64) + (values[0, 0].T * weights[0, 0, 0]) @ values[0, 0]
@@ -82,7 +82,7 @@ def capacities(document: int, kind: str, length: int, size: int) -> list[Row]:
     """Information retained by one-shot and by greedy choice, over that of all tokens, at each share kept."""
     anchor, keys, values = vectors(kind, document, length, size)
     options: dict[str, Any] = {"tau": 5.0, "sigma": 1.0, "similarity": "cosine", "n_sink": 0, "attention_mask": None}
-    weights, power, candidates = relevance(anchor, keys, values, **options)
+    weights, _, power, candidates = relevance(anchor, keys, values, **options)
     whole = information(weights, values, power)
     found = {
         "capkv": leverages(weights, values, power)[:, :, 0],
@@ -113,12 +113,12 @@ def documents(
     through = ctx.select({**POLICIES, "capkv-greedy": VARIANTS["capkv-greedy"]})
     beside = {name: policy for name, policy in {**VARIANTS, **FURTHER}.items() if name not in through}
     scores = scores_of(reading, {**through, **(beside if part == "text" else {})})
-    measured = attended(reading, scores, kept)
+    measured = attended(reading, scores, kept) if part == "text" else {}
     rows = []
     for keep, n_kept in kept.items():
         found = continued(reading, {name: scores[name] for name in through}, n_kept)
         for name in scores:
-            row = {"policy": name, "keep": keep, "n_kept": n_kept, **measured[name, keep]}
+            row = {"policy": name, "keep": keep, "n_kept": n_kept, **measured.get((name, keep), {})}
             if name in found:
                 losses, right = found[name]
                 row |= {

@@ -10,7 +10,7 @@ import torch
 from cameraready.lm.led.config import LEDConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LEDStep:
     """The law of the next token, for each of B rows.
 

@@ -32,7 +32,7 @@ _REFUSED = {
 _REPLACED = ("top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LEDOutput:
     """What `led_generate` made, for B prompts, n sequences each, and S new tokens.
 
@@ -119,7 +119,8 @@ def led_generate(
     defaults = model.generation_config
     _refuse(kwargs, generation_config, defaults)
     if temperature is None:
-        temperature = getattr(generation_config, "temperature", None) or 0.6
+        temperature = getattr(generation_config, "temperature", None)
+        temperature = 0.6 if temperature is None else temperature
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
     _check_prompt(inputs)
     n = (

@@ -21,6 +21,7 @@ from transformers import (
 from cameraready.lm.led.config import LEDConfig
 from cameraready.lm.led.distribution import led_distribution
 from cameraready.lm.led.generation import led_generate
+from cameraready.lm.led.sharpening import cache_argument
 from cameraready.models import anatomy
 
 #: Settings of transformers' sampling, by the rule's name. All are given at the same temperatures.
@@ -86,14 +87,19 @@ def warpers(rule: Rule) -> list[LogitsProcessor]:
     return chosen
 
 
-def generate(rule: Rule, model: Any, ids: torch.Tensor, *, cache: Any, new_tokens: int, seed: int, pad: int) -> torch.Tensor:
+def generate(
+    rule: Rule, model: Any, ids: torch.Tensor, *, cache: Any, new_tokens: int, seed: int, pad: int
+) -> torch.Tensor:
     """Continuations of `ids` (n, T), whose first T - 1 tokens `cache` holds: LongTensor (n, T + S)."""
-    common = {"cache": cache, "max_new_tokens": new_tokens, "repetition_penalty": 1.0, "pad_token_id": pad}
+    common = {
+        cache_argument(model): cache,
+        "max_new_tokens": new_tokens,
+        "repetition_penalty": 1.0,
+        "pad_token_id": pad,
+    }
     generator = torch.Generator().manual_seed(seed)
     if rule.kind == "led":
-        return led_generate(
-            model, ids, led=rule.led, temperature=rule.temperature, generator=generator, **common
-        )
+        return led_generate(model, ids, led=rule.led, temperature=rule.temperature, generator=generator, **common)
     settings = {**common, **_NONE, **PLAIN.get(rule.kind, {}), "do_sample": True, "temperature": rule.temperature}
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ class Budget:
     """Steps and sizes: of imitation, then of reinforcement."""
 
     imitate: int = 150
-    reinforce: int = 300
+    reinforce: int = 200
     batch: int = 256
     prompts: int = 32
     samples: int = 8
@@ -27,9 +28,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Learner:
-    """A model with the problems that it has never seen."""
+    """A model, the problems it was taught with, and others that it has never seen."""
 
     model: Any
+    seen: list[Walk]
     unseen: list[Walk]
 
 
@@ -51,7 +53,7 @@ def taught(seed: int, budget: Budget, *, unseen: int = 100, seen: int = 3000) ->
     generator = torch.Generator().manual_seed(seed)
     walks = draw(seen, generator)
     avoid = frozenset(tuple(walk.prompt.tolist()) for walk in walks)
-    learner = Learner(new_model(seed), draw(unseen, generator, avoid))
+    learner = Learner(new_model(seed), walks, draw(unseen, generator, avoid))
     imitate(learner.model, walks, budget, generator)
     return learner
 
@@ -75,10 +77,10 @@ def imitate(model: Any, walks: list[Walk], budget: Budget, generator: torch.Gene
     model.eval()
 
 
-def reinforce(model: Any, seed: int, budget: Budget, rate: float = 5e-4) -> None:
+def reinforce(learner: Learner, seed: int, budget: Budget, rate: float = 5e-4) -> None:
     """Policy gradient with advantages normalised within each prompt's samples (GRPO without clipping or a KL term), reward 1 for a right answer."""
     generator = torch.Generator().manual_seed(seed + 1_000_003)
-    prompts = prompts_of(draw(3000, torch.Generator().manual_seed(seed)))  # those it was taught with
+    model, prompts = learner.model, prompts_of(learner.seen)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     for _ in range(budget.reinforce):
         row = torch.randint(len(prompts), (budget.prompts,), generator=generator)
@@ -99,13 +101,18 @@ def rollouts(model: Any, prompts: torch.Tensor, generator: torch.Generator) -> t
     """Prompts (n, PROMPT) with answers sampled at temperature 1: (n, PROMPT + ANSWER)."""
     from transformers import DynamicCache
 
-    ids, last, cache = prompts, prompts, DynamicCache()
+    ids, last, cache = prompts, prompts, {cache_argument(model): DynamicCache()}
     for _ in range(ANSWER):
-        out = model.model(last, past_key_values=cache, use_cache=True)
+        out = model.model(last, **cache, use_cache=True)
         logits = model.lm_head(out.last_hidden_state[:, -1])
         last = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         ids = torch.cat([ids, last], dim=1)
     return ids
+
+
+def cache_argument(model: Any) -> str:
+    """What this transformers calls the cache that a model is given."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

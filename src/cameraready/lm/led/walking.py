@@ -31,6 +31,7 @@ def rules(temperatures: Sequence[float] = (0.6, 1.0, 1.5)) -> dict[str, Rule]:
         for name, depth in led.items():
             if temperature == 0.6 or name == "led":
                 out[name + mark] = Rule("led", temperature, LEDConfig(depth=depth, think_end=None))
+    out["led-always"] = Rule("led", 0.6, LEDConfig(depth=DEPTH, exploit="never", think_end=None))
     return out
 
 
@@ -38,7 +39,7 @@ def walker(seed: int, budget: Budget, every: Mapping[str, Rule], unseen: int) ->
     """One model, taught and sharpened from `seed`: a row a rule, on the same unseen problems."""
     learner = taught(seed, budget, unseen=unseen)
     before = {t: chances(learner.model, learner.unseen, Rule("temperature", t)) for t in (*SLOPE_AT, 1.0)}
-    reinforce(learner.model, seed, budget)
+    reinforce(learner, seed, budget)
     after = {t: chances(learner.model, learner.unseen, Rule("temperature", t)) for t in SLOPE_AT}
     rows = []
     for name, rule in every.items():
@@ -54,7 +55,9 @@ def walker(seed: int, budget: Budget, every: Mapping[str, Rule], unseen: int) ->
             "slope_lost": slopes["taught"] - slopes["sharpened"],
         }
     )
-    rows.append({"decoding": "before-sharpening", **imitator, "different": float(expected_answers(before[0.6], 16).mean())})
+    rows.append(
+        {"decoding": "before-sharpening", **imitator, "different": float(expected_answers(before[0.6], 16).mean())}
+    )
     return rows
 
 
@@ -62,7 +65,9 @@ def walker(seed: int, budget: Budget, every: Mapping[str, Rule], unseen: int) ->
 def chances(model: Any, walks: Sequence[chains.Walk], rule: Rule) -> torch.Tensor:
     """Chance of each right answer of each problem under `rule`, float64 (problems, most answers), 0 where there are fewer."""
     counts = [len(walk.answers) for walk in walks]
-    ids = torch.cat([torch.cat([walk.prompt.expand(n, -1), walk.answers], dim=1) for walk, n in zip(walks, counts, strict=True)])
+    ids = torch.cat(
+        [torch.cat([walk.prompt.expand(n, -1), walk.answers], dim=1) for walk, n in zip(walks, counts, strict=True)]
+    )
     log_p = answer_log_probs(model, ids, rule)
     out = torch.zeros(len(walks), max(counts), dtype=torch.float64)
     for i, part in enumerate(log_p.split(counts)):

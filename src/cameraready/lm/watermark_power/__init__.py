@@ -1,6 +1,7 @@
 """Watermarks chosen by their power: share of green tokens, bias and threshold for a stated false-positive rate, length and distortion."""
 
-from cameraready.lm.watermark_power.calibrator import Infeasible, WatermarkCalibrator
+from cameraready.lm.watermark_power.calibrator import WatermarkCalibrator
+from cameraready.lm.watermark_power.constraints import Infeasible
 from cameraready.lm.watermark_power.contexts import Contexts
 from cameraready.lm.watermark_power.detection import Detection, exact_detect
 from cameraready.lm.watermark_power.frontier import FrontierPoint

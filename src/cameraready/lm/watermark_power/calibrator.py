@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import optimize
 
-from cameraready.lm.watermark_power.contexts import Contexts
-from cameraready.lm.watermark_power.frontier import FrontierPoint, undominated
-from cameraready.lm.watermark_power.greenmass import GreenMass, Scheme, check_delta, realised
-from cameraready.lm.watermark_power.plan import Plan, RidgePoint, z_threshold
-from cameraready.lm.watermark_power.power import Units, normal_power
-from cameraready.lm.watermark_power.tails import check_alpha, check_length, normal_threshold, size, threshold_count
+from cameraready.lm.watermark_power.constraints import (
+    Bars,
+    Infeasible,
+    Test,
+    check_budget,
+    check_power,
+    default_gammas,
+    lengths_around,
+    solved,
+)
+from cameraready.lm.watermark_power.contexts import Contexts, as_probabilities
+from cameraready.lm.watermark_power.frontier import FrontierPoint, resamples, undominated
+from cameraready.lm.watermark_power.greenmass import Scheme, realised
+from cameraready.lm.watermark_power.plan import LEAST_SELFHASH, Plan, RidgePoint
+from cameraready.lm.watermark_power.predictor import Predictor
+from cameraready.lm.watermark_power.tails import check_alpha, check_length, number, threshold_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Test = Literal["exact", "normal"]
 
-
-class Infeasible(ValueError):
-    """No watermark meets the constraints; the sentence says how near one comes."""
-
-
-class WatermarkCalibrator:
+class WatermarkCalibrator(Predictor):
     """Chooses (gamma, delta, threshold) of a green-list watermark from the text that a model really writes.
 
     Use it in place of the customary 0.25 or 0.5 and 2.0, whenever you can run the model on a few dozen of your prompts. Where you cannot,
@@ -57,36 +59,13 @@ class WatermarkCalibrator:
     ----------
     scored_share : float or None
         Of `from_model`: distinct scored n-grams a generated token, to turn a length into a number of tokens.
+    lengths : array or None
+        Of `from_model`: how many distinct scored n-grams each text had; a low quantile is a good `shortest`.
 
     Notes
     -----
     Wang, He, Liu and Li, 2026, arXiv:2607.05694, whose formulas are those of `high_entropy` with ``test="normal"``.
     """
-
-    def __init__(
-        self,
-        contexts: Contexts,
-        *,
-        texts: np.ndarray | None = None,
-        vocab_size: int | None = None,
-        scheme: Scheme = "lefthash",
-        temperature: float = 1.0,
-        truncated: bool = False,
-        kept: float = 1.0,
-        max_delta: float = 12.0,
-    ) -> None:
-        if scheme not in ("lefthash", "selfhash"):
-            raise ValueError(f"scheme must be 'lefthash' or 'selfhash', got {scheme!r}")
-        if not 0.0 < kept <= 1.0:
-            raise ValueError(f"kept, the share of tokens that survive, must lie in (0, 1], got {kept!r}")
-        if len(contexts) == 0:
-            raise ValueError("there are no contexts to calibrate on")
-        self.contexts, self.vocab_size, self.scheme = contexts, vocab_size, scheme
-        self.temperature, self.truncated, self.kept = temperature, truncated, kept
-        self.max_delta = check_delta(max_delta)
-        self.scored_share: float | None = None
-        self._units = Units(len(contexts), texts)
-        self._masses: dict[float, GreenMass] = {}
 
     # --- ways to make one ------------------------------------------------------------------------------------------
 
@@ -111,7 +90,7 @@ class WatermarkCalibrator:
         texts, **options :
             As for the class.
         """
-        p = np.asarray(probabilities, dtype=float)
+        p = as_probabilities(probabilities)
         contexts = Contexts.of(p, vocab_size)
         return cls(contexts, texts=texts, vocab_size=vocab_size or p.shape[1], **options)
 
@@ -173,59 +152,13 @@ class WatermarkCalibrator:
             truncated=truncated,
             **options,
         )
-        made.scored_share = text.scored_share
+        made.scored_share, made.lengths = text.scored_share, text.lengths
         return made
 
     @classmethod
     def high_entropy(cls, vocab_size: int | None = None, **options: Any) -> WatermarkCalibrator:
         """The paper's model of text: every green list holds exactly its share gamma of the probability, so that no model is run."""
         return cls(Contexts.limit(), vocab_size=vocab_size, **options)
-
-    # --- predictions -----------------------------------------------------------------------------------------------
-
-    def predict(self, gamma: float, delta: float, *, alpha: float, length: int, test: Test = "exact") -> Plan:
-        """What watermark (gamma, delta) does: threshold, size, power and distortion.
-
-        Parameters
-        ----------
-        gamma, delta : float
-        alpha : float
-            False-positive rate of one text.
-        length : int
-            Distinct scored n-grams.
-        test : {"exact", "normal"}
-            "normal" takes threshold and power from the normal approximation (the paper's); `size` is exact all the same.
-
-        Notes
-        -----
-        O(contexts) for distortion, O(texts * length^2) for exact power. A length at which nothing is significant has power 0.
-        """
-        check_alpha(alpha)
-        length = check_length(length)
-        delta = check_delta(delta)
-        mass = self._mass(gamma)
-        effect = mass.effect(delta)
-        count = _threshold(test, alpha, length, mass.gamma)
-        return Plan(
-            gamma=float(gamma),
-            delta=delta,
-            green_share=mass.gamma,
-            alpha=alpha,
-            length=length,
-            threshold_count=count,
-            z_threshold=z_threshold(count, length, gamma),
-            size=size(count, length, mass.gamma),
-            power=self._power(effect.rate, mass.gamma, alpha, length, count, test, exact=True),
-            kl=self._average(effect.kl),
-            reverse_kl=self._average(effect.reverse_kl),
-            total_variation=self._average(effect.variation),
-            log_perplexity_shift=self._average(effect.surprisal),
-            green_rate=self._average(self._surviving(effect.rate, mass.gamma)),
-            vocab_size=self.vocab_size,
-            scheme=self.scheme,
-            temperature=self.temperature,
-            truncated=self.truncated,
-        )
 
     # --- choices ---------------------------------------------------------------------------------------------------
 
@@ -235,39 +168,61 @@ class WatermarkCalibrator:
         alpha: float,
         power: float,
         length: int,
+        shortest: int | None = None,
         gammas: Iterable[float] | None = None,
         test: Test = "exact",
     ) -> Plan:
-        """The least KL divergence at which a share `power` of watermarked texts of `length` is found.
+        """The least KL divergence at which a share `power` of watermarked texts is found, whatever their length from `shortest` on.
 
         For each gamma the smallest sufficient delta is solved for (power grows with delta), then the gamma of least divergence is taken.
+
+        Parameters
+        ----------
+        alpha : float
+            False-positive rate of one text.
+        power : float
+            Share of texts to be found, at every length from `shortest` to as far beyond `length`.
+        length : int
+            Typical number of distinct scored n-grams; the plan's threshold and power are about it.
+        shortest : int, optional
+            A tenth less by default. It matters: the least distorting watermarks ask for nearly all tokens to be green, and then a text that is
+            one token too short can never be significant. `from_model` keeps the lengths that texts had, in `lengths`.
+        gammas : iterable of float, optional
+            Shares to look at; 23 from 0.05 to 0.98 by default.
+        test : {"exact", "normal"}
+
+        Returns
+        -------
+        Plan
+            ``plan.spare`` says how many red tokens a text of `length` may have. Ask for robustness with the calibrator's `kept`.
 
         Raises
         ------
         Infeasible
             Where no gamma reaches the power with a bias up to `max_delta`; the message says what can be reached.
         """
-        _check_power(power)
-        count = {}
-        ridge, best_reach = [], (0.0, 0.0)
-        for gamma, share in self._grid(gammas, alpha, length):
-            count[gamma] = _threshold(test, alpha, length, share)
-            power_of = self._power_function(gamma, alpha, length, count[gamma], test)
+        check_power(power)
+        lengths = lengths_around(length, shortest)
+        bars, ridge, best_reach = {}, [], (0.0, 0.0)
+        for gamma, share in self._grid(gammas, alpha, lengths[0]):
+            bars[gamma] = Bars.of(test, alpha, lengths, share)
+            power_of = self._power_function(gamma, alpha, bars[gamma], test)
             reach = power_of(self.max_delta)
             best_reach = max(best_reach, (reach, gamma))
             if reach < power:
                 continue
-            delta = _solve(lambda d, f=power_of: f(d) - power, self.max_delta)
+            delta = solved(lambda d, f=power_of: f(d) - power, self.max_delta)
             ridge.append(RidgePoint(gamma, delta, power_of(delta), self._kl(gamma, delta)))
-        while ridge:
-            best = min(ridge, key=lambda point: point.kl)
-            delta = self._exact_delta(best, power, alpha, length, count[best.gamma], test)
+        left = list(ridge)
+        while left:
+            best = min(left, key=lambda point: point.kl)
+            delta = self._exact_delta(best, power, alpha, bars[best.gamma], test)
             if delta is not None:
-                return self._chosen(best.gamma, delta, alpha, length, test, ridge)
-            ridge.remove(best)
+                return self._chosen(best.gamma, delta, alpha, length, bars[best.gamma], test, ridge)
+            left.remove(best)
         raise Infeasible(
-            f"no watermark with delta <= {self.max_delta:g} finds {power:g} of texts of {length} tokens at alpha = {alpha:g}: the most is"
-            f" {best_reach[0]:.3g}"
+            f"no watermark with delta <= {self.max_delta:g} finds {power:g} of texts of {lengths[0]} to {lengths[-1]} tokens at alpha = {alpha:g}:"
+            f" the most is {best_reach[0]:.3g}"
             + (f", at gamma = {best_reach[1]:g}" if best_reach[0] else "")
             + "; ask for less, or longer texts"
         )
@@ -278,20 +233,22 @@ class WatermarkCalibrator:
         alpha: float,
         length: int,
         max_kl: float,
+        shortest: int | None = None,
         gammas: Iterable[float] | None = None,
         test: Test = "exact",
     ) -> Plan:
-        """The most power at a divergence of at most `max_kl` nats a token."""
-        _check_budget(max_kl)
-        ridge = []
-        for gamma, share in self._grid(gammas, alpha, length):
+        """The most power at a divergence of at most `max_kl` nats a token; the power at the worst length counts, as in `minimise_distortion`."""
+        check_budget(max_kl)
+        lengths = lengths_around(length, shortest)
+        ridge, bars = [], {}
+        for gamma, share in self._grid(gammas, alpha, lengths[0]):
             delta = self._delta_of_kl(gamma, max_kl)
-            count = _threshold(test, alpha, length, share)
+            bars[gamma] = Bars.of(test, alpha, lengths, share)
             rate, kl = self._mass(gamma).rate_and_kl(delta)
-            found = self._power(rate, share, alpha, length, count, test, exact=True)
+            found, _ = self._least(rate, share, alpha, bars[gamma], test, exact=True)
             ridge.append(RidgePoint(gamma, delta, found, self._average(kl)))
         best = max(ridge, key=lambda point: (point.power, -point.kl))
-        return self._chosen(best.gamma, best.delta, alpha, length, test, ridge)
+        return self._chosen(best.gamma, best.delta, alpha, length, bars[best.gamma], test, ridge)
 
     def required_length(
         self,
@@ -304,20 +261,21 @@ class WatermarkCalibrator:
     ) -> int:
         """The smallest number of distinct scored n-grams at which some watermark of divergence `max_kl` has the power.
 
-        Power jumps down where the threshold steps up, so that a somewhat longer text may fall short again.
+        Texts of a tenth less and more are then found as well, as in `minimise_distortion`. A somewhat longer text may fall short again, for
+        power jumps down where the threshold steps up.
 
         Raises
         ------
         Infeasible
             Where not even `longest` suffices: texts with hardly any choice of words are never found.
         """
-        _check_power(power)
-        _check_budget(max_kl)
+        check_power(power)
+        check_budget(max_kl)
         check_alpha(alpha)
         if gammas is not None:
             gammas = list(gammas)
         low, high = 1, 16
-        while self._best_at(high, alpha, power, max_kl, gammas) is False:
+        while not self._suffices(high, alpha, power, max_kl, gammas):
             low, high = high, 2 * high
             if low >= longest:
                 raise Infeasible(
@@ -326,13 +284,13 @@ class WatermarkCalibrator:
                 )
         while high - low > 1:
             middle = (low + high) // 2
-            if self._best_at(middle, alpha, power, max_kl, gammas):
+            if self._suffices(middle, alpha, power, max_kl, gammas):
                 high = middle
             else:
                 low = middle
         # Steps of the threshold: a shorter length may do as well.
         for length in range(max(1, int(0.9 * high)), high):
-            if self._best_at(length, alpha, power, max_kl, gammas):
+            if self._suffices(length, alpha, power, max_kl, gammas):
                 return length
         return high
 
@@ -346,83 +304,54 @@ class WatermarkCalibrator:
         n_resamples: int = 400,
         seed: int = 0,
     ) -> list[FrontierPoint]:
-        """The (gamma, delta) that no other beats in both power and divergence, with 95 % intervals from resampled texts.
+        """The (gamma, delta) that no other beats in both power (at `length` exactly) and divergence, with 95 % intervals from resampled texts.
 
         Returns points by rising divergence. O(len(gammas) len(deltas)) predictions.
         """
+        length = check_length(length)
         deltas = np.geomspace(0.1, self.max_delta, 24) if deltas is None else np.asarray(list(deltas), dtype=float)
-        generator = np.random.default_rng(seed)
-        units = len(self._units)
-        draws = generator.multinomial(units, np.full(units, 1 / units), size=n_resamples) / units
+        if n_resamples < 1 or deltas.size == 0:
+            raise ValueError(f"a frontier takes deltas and at least one resample, got {deltas.size} and {n_resamples}")
+        draws = resamples(len(self._units), n_resamples, seed)
         points = []
         for gamma, share in self._grid(gammas, alpha, length):
             count = threshold_count(alpha, length, share)
             for delta in deltas:
                 rate, kl = self._mass(gamma).rate_and_kl(delta)
-                rate, per_kl = self._surviving(rate, share), self._units.means(kl)
-                power, powers = self._units.resampled(rate, length, count, draws)
-                points.append(FrontierPoint.of(gamma, float(delta), power, powers, per_kl.mean(), draws @ per_kl))
+                power, powers = self._units.resampled(self._surviving(rate, share), length, count, draws)
+                each = self._units.means(kl)
+                points.append(FrontierPoint.of(gamma, float(delta), power, powers, each.mean(), draws @ each))
         return undominated(points)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _mass(self, gamma: float) -> GreenMass:
-        share = realised(gamma, self.vocab_size)
-        if share not in self._masses:
-            if len(self._masses) >= 64:  # about 1 kB a context each
-                self._masses.pop(next(iter(self._masses)))
-            self._masses[share] = GreenMass(self.contexts, share, self.vocab_size, self.scheme)
-        return self._masses[share]
-
-    def _grid(self, gammas: Iterable[float] | None, alpha: float, length: int) -> list[tuple[float, float]]:
+    def _grid(self, gammas: Iterable[float] | None, alpha: float, shortest: int) -> list[tuple[float, float]]:
         check_alpha(alpha)
-        length = check_length(length)
         if gammas is None:
-            grid = [g for g in default_gammas(alpha, length) if self.vocab_size is None or int(self.vocab_size * g) > 0]
+            grid = [g for g in default_gammas(alpha, shortest) if self.vocab_size is None or int(self.vocab_size * g)]
+            if self.scheme == "selfhash":
+                grid = [gamma for gamma in grid if gamma >= LEAST_SELFHASH]
         else:
-            grid = [float(gamma) for gamma in gammas]
+            grid = [number("gamma", gamma) for gamma in gammas]
         if not grid:
             raise ValueError("gammas is empty: there is no share of green tokens to choose from")
         return [(gamma, realised(gamma, self.vocab_size)) for gamma in grid]
 
-    def _average(self, values: np.ndarray) -> float:
-        return float(self._units.means(values).mean())
-
-    def _surviving(self, rate: np.ndarray, share: float) -> np.ndarray:
-        return self.kept * rate + (1 - self.kept) * share
-
-    def _kl(self, gamma: float, delta: float) -> float:
-        return self._average(self._mass(gamma).rate_and_kl(delta)[1])
-
-    def _power_function(
-        self, gamma: float, alpha: float, length: int, count: int, test: Test
-    ) -> Callable[[float], float]:
+    def _power_function(self, gamma: float, alpha: float, bars: Bars, test: Test) -> Callable[[float], float]:
         mass = self._mass(gamma)
-        return lambda delta: self._power(
-            mass.rate_and_kl(delta)[0], mass.gamma, alpha, length, count, test, exact=False
-        )
-
-    def _power(
-        self, rate: np.ndarray, share: float, alpha: float, length: int, count: int, test: Test, *, exact: bool
-    ) -> float:
-        rate = self._surviving(rate, share)
-        if test == "normal":
-            return normal_power(self._average(rate), share, alpha, length)
-        return float(self._units.found(rate, length, count, exact=exact).mean())
+        return lambda delta: self._least(mass.rate_and_kl(delta)[0], mass.gamma, alpha, bars, test, exact=False)[0]
 
     def _delta_of_kl(self, gamma: float, max_kl: float) -> float:
         if self._kl(gamma, self.max_delta) <= max_kl:
             return self.max_delta
-        return _solve(lambda delta: self._kl(gamma, delta) - max_kl, self.max_delta, upper=False)
+        return solved(lambda delta: self._kl(gamma, delta) - max_kl, self.max_delta, upper=False)
 
-    def _exact_delta(
-        self, point: RidgePoint, power: float, alpha: float, length: int, count: int, test: Test
-    ) -> float | None:
+    def _exact_delta(self, point: RidgePoint, power: float, alpha: float, bars: Bars, test: Test) -> float | None:
         """The bias at which the exact power, and not its quick form, is reached; None where none is."""
         mass = self._mass(point.gamma)
 
         def reached(delta: float) -> float:
-            return self._power(mass.rate_and_kl(delta)[0], mass.gamma, alpha, length, count, test, exact=True)
+            return self._least(mass.rate_and_kl(delta)[0], mass.gamma, alpha, bars, test, exact=True)[0]
 
         below, delta = 0.0, point.delta
         while reached(delta) < power:
@@ -434,55 +363,23 @@ class WatermarkCalibrator:
             below, delta = (below, middle) if reached(middle) >= power else (middle, delta)
         return delta
 
-    def _best_at(self, length: int, alpha: float, power: float, max_kl: float, gammas: list[float] | None) -> bool:
-        for gamma, share in self._grid(gammas, alpha, length):
-            count = threshold_count(alpha, length, share)
-            if count > length:
+    def _suffices(self, length: int, alpha: float, power: float, max_kl: float, gammas: list[float] | None) -> bool:
+        lengths = lengths_around(length, None)
+        for gamma, share in self._grid(gammas, alpha, lengths[0]):
+            if share ** lengths[0] > alpha:  # not even all green is significant
                 continue
-            delta = self._delta_of_kl(gamma, max_kl)
-            rate = self._mass(gamma).rate_and_kl(delta)[0]
+            bars = Bars.of("exact", alpha, lengths, share)
+            rate = self._mass(gamma).rate_and_kl(self._delta_of_kl(gamma, max_kl))[0]
             # The quick form first; only what is near is worth the exact one.
-            quick = self._power(rate, share, alpha, length, count, "exact", exact=False)
-            if quick > power - 0.01 and self._power(rate, share, alpha, length, count, "exact", exact=True) >= power:
+            quick, _ = self._least(rate, share, alpha, bars, "exact", exact=False)
+            if quick > power - 0.01 and self._least(rate, share, alpha, bars, "exact", exact=True)[0] >= power:
                 return True
         return False
 
     def _chosen(
-        self, gamma: float, delta: float, alpha: float, length: int, test: Test, ridge: list[RidgePoint]
+        self, gamma: float, delta: float, alpha: float, length: int, bars: Bars, test: Test, ridge: list[RidgePoint]
     ) -> Plan:
-        return replace(self.predict(gamma, delta, alpha=alpha, length=length, test=test), ridge=tuple(ridge))
-
-
-def default_gammas(alpha: float, length: int) -> list[float]:
-    """Shares from 0.05 to 0.98, and the largest at which all-green text of this length is significant, ``alpha^(1 / length)``."""
-    grid = [round(0.05 * i, 2) for i in range(1, 19)] + [0.92, 0.94, 0.96, 0.98]
-    largest = alpha ** (1 / length) * (1 - 1e-9)
-    return sorted({*grid, largest} if 0.01 < largest < 0.999 else set(grid))
-
-
-def _threshold(test: Test, alpha: float, length: int, share: float) -> int:
-    if test == "exact":
-        return threshold_count(alpha, length, share)
-    if test == "normal":
-        return normal_threshold(alpha, length, share)
-    raise ValueError(f"test must be 'exact' or 'normal', got {test!r}")
-
-
-def _solve(function: Callable[[float], float], upper_limit: float, *, upper: bool = True) -> float:
-    """Where a growing function crosses zero, on the side where it is not negative (`upper`) or not positive."""
-    root = float(optimize.brentq(function, 0.0, upper_limit, xtol=1e-7))
-    step = 1e-7
-    while (function(root) < 0) if upper else (function(root) > 0):
-        root = min(max(root + (step if upper else -step), 0.0), upper_limit)
-        step *= 2
-    return root
-
-
-def _check_power(power: float) -> None:
-    if not 0.0 < power < 1.0:
-        raise ValueError(f"power must lie strictly between 0 and 1, got {power!r}")
-
-
-def _check_budget(max_kl: float) -> None:
-    if not (math.isfinite(max_kl) and max_kl > 0):
-        raise ValueError(f"max_kl, in nats a token, must be a finite number above 0, got {max_kl!r}")
+        plan = self.predict(gamma, delta, alpha=alpha, length=length, test=test)
+        rate = self._mass(gamma).rate_and_kl(delta)[0]
+        least, _ = self._least(rate, plan.green_share, alpha, bars, test, exact=True)
+        return replace(plan, shortest=bars.lengths[0], least_power=min(least, plan.power), ridge=tuple(ridge))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class Contexts:
         ValueError
             For rows that are no probabilities, or a remainder without a vocabulary to hold it.
         """
-        p = np.asarray(probabilities, dtype=float)
+        p = as_probabilities(probabilities)
         if p.ndim != 2 or p.size == 0:
             raise ValueError(f"probabilities must have shape (contexts, tokens), got {p.shape}")
         if not np.isfinite(p).all() or (p < 0).any():
@@ -77,8 +78,10 @@ class Contexts:
         if vocab_size is not None and vocab_size < k:
             raise ValueError(f"vocab_size is {vocab_size}, but the rows hold {k} tokens")
         left = 1.0 - p.sum(axis=1)
-        if (left < -1e-4).any():
-            raise ValueError(f"a row of probabilities sums to {1 - left.min():.6g}, which is more than 1")
+        if (left < -1e-3).any():
+            raise ValueError(
+                f"a row of probabilities sums to {1 - left.min():.6g}, which is more than 1; take the softmax in float32"
+            )
         left = np.where(left < 1e-6, 0.0, left)
         others = (vocab_size or k) - k
         if left.any() and others < 1:
@@ -118,3 +121,10 @@ class Contexts:
     def joined(cls, parts: list[Contexts]) -> Contexts:
         """All contexts of `parts`, in order."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+def as_probabilities(values: Any) -> np.ndarray:
+    """An array of floats from an array, a list or a tensor of any dtype and device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=float)

@@ -91,8 +91,8 @@ def exact_detect(
         config = config.to_transformers()
     lists = GreenLists.of(config, _width(vocab_size), device)
     texts = _texts(token_ids)
-    if skip < 0:
-        raise ValueError(f"skip must be at least 0, got {skip}")
+    if not isinstance(skip, (int, np.integer)) or skip < 0:
+        raise ValueError(f"skip must be a whole number of at least 0, got {skip!r}")
     outside = [int(text.max()) for text in texts if text.size and (text.max() >= lists.vocab_size or text.min() < 0)]
     if outside:
         raise ValueError(
@@ -133,6 +133,9 @@ def _width(vocab_size: Any) -> int:
 
 def _texts(token_ids: torch.Tensor | Sequence[Any]) -> list[np.ndarray]:
     """Texts as integer arrays, whatever holds them."""
+    for name in ("sequences", "input_ids"):
+        if hasattr(token_ids, name):
+            raise TypeError(f"token_ids must be the ids alone: pass .{name} of what you have")
     if hasattr(token_ids, "detach"):
         token_ids = token_ids.detach().cpu().numpy()
     if isinstance(token_ids, np.ndarray):
@@ -147,4 +150,6 @@ def _texts(token_ids: torch.Tensor | Sequence[Any]) -> list[np.ndarray]:
             raise TypeError(
                 f"token ids must be whole numbers, one sequence a text, got {array.dtype} of shape {array.shape}"
             )
+        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"there is no token {array.max()}")
     return [array.astype(np.int64) for array in arrays]

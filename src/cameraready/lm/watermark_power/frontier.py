@@ -31,6 +31,11 @@ class FrontierPoint:
         return cls(gamma, delta, float(power), float(low), float(high), float(kl), float(kl_low), float(kl_high))
 
 
+def resamples(units: int, n: int, seed: int) -> np.ndarray:
+    """Weights of the units in `n` bootstrap resamples, (n, units), each row summing to 1."""
+    return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=n) / units
+
+
 def undominated(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """Those than which no other has more power at no more divergence, by rising divergence. O(n log n)."""
     kept: list[FrontierPoint] = []

@@ -11,7 +11,8 @@ import torch
 from transformers import LogitsProcessor, WatermarkingConfig
 
 from cameraready.lm import _corpora
-from cameraready.lm.watermark_power.calibrator import Infeasible, WatermarkCalibrator
+from cameraready.lm.watermark_power.calibrator import WatermarkCalibrator
+from cameraready.lm.watermark_power.constraints import Infeasible
 from cameraready.lm.watermark_power.contexts import Contexts
 from cameraready.lm.watermark_power.detection import exact_detect
 from cameraready.lm.watermark_power.plan import Plan
@@ -96,6 +97,7 @@ def calibrate(lm: LanguageModel, prompts: list[list[int]], tokens: int) -> dict[
         "texts": text.texts,
         "vocab_size": np.array(text.vocab_size),
         "scored_share": np.array(text.scored_share),
+        "lengths": text.lengths,
     }
 
 
@@ -105,24 +107,33 @@ def calibrator_of(prepared: Mapping[str, Any], **options: Any) -> WatermarkCalib
     made = WatermarkCalibrator(
         contexts, texts=np.asarray(prepared["texts"]), vocab_size=int(prepared["vocab_size"]), **options
     )
-    made.scored_share = float(prepared["scored_share"])
+    made.scored_share, made.lengths = float(prepared["scored_share"]), np.asarray(prepared["lengths"])
     return made
 
 
-def points(calibrator: WatermarkCalibrator, length: int, published: tuple[float, float]) -> dict[str, Plan]:
-    """The six watermarks that are compared at `length` scored tokens, by arm; `published` is (gamma, delta) by the authors' rule.
+def usual_lengths(calibrator: WatermarkCalibrator) -> tuple[int, int]:
+    """Distinct scored n-grams of a middling text, and what nine in ten texts exceed."""
+    low, middle = np.quantile(calibrator.lengths, [0.1, 0.5])
+    return max(1, round(middle)), max(1, int(low))
+
+
+def points(
+    calibrator: WatermarkCalibrator, length: int, shortest: int, published: tuple[float, float]
+) -> dict[str, Plan]:
+    """The six watermarks that are compared, by arm; `published` is (gamma, delta) by the authors' rule.
 
     Raises Infeasible where the model's text cannot carry the power that is asked for.
     """
+    task: dict[str, Any] = {"alpha": ALPHA, "length": length, "shortest": shortest}
     default = calibrator.predict(0.25, 2.0, alpha=ALPHA, length=length)
     reachable = min(max(default.power, 2 * ALPHA), 0.99)
     return {
-        "calibrated": calibrator.minimise_distortion(alpha=ALPHA, power=POWER, length=length),
+        "calibrated": calibrator.minimise_distortion(power=POWER, **task),
         "closed-form": calibrator.predict(*published, alpha=ALPHA, length=length),
         "markllm": calibrator.predict(0.5, 2.0, alpha=ALPHA, length=length),
         "lm-watermarking": default,
-        "equal-kl": calibrator.maximise_power(alpha=ALPHA, length=length, max_kl=default.kl),
-        "equal-power": calibrator.minimise_distortion(alpha=ALPHA, power=reachable, length=length),
+        "equal-kl": calibrator.maximise_power(max_kl=default.kl, **task),
+        "equal-power": calibrator.minimise_distortion(power=reachable, **task),
     }
 
 
@@ -200,10 +211,11 @@ def measure(
     sampled: Sampled,
     setting: Setting,
     block: int,
+    shortest: int,
 ) -> dict[str, Any]:
     """One point under one key on the tests of both domains: what was predicted and what was found.
 
-    Power is predicted at the lengths that the texts turned out to have.
+    Power is predicted at the lengths that the texts turned out to have; `power_stated` is that of texts of at least `shortest`.
     """
     seen = sampled.seen[block * setting.seen : (block + 1) * setting.seen]
     other = sampled.other[block * setting.other : (block + 1) * setting.other]
@@ -213,10 +225,12 @@ def measure(
         [calibrator.predict(plan.gamma, plan.delta, alpha=ALPHA, length=int(length)).power for length in lengths]
     )[where]
     first, second = slice(0, len(seen)), slice(len(seen), None)
+    stated = found["detected"][first][found["scored"][first] >= shortest]
     row = {
         "gamma": plan.gamma,
         "delta": plan.delta,
         "power": float(found["detected"][first].mean()),
+        "power_stated": float(stated.mean()) if len(stated) else None,
         "predicted": float(powers.mean()),
         "gap": float(found["detected"][first].mean() - powers.mean()),
         "green_gap": float(found["green"][first].sum() / max(found["scored"][first].sum(), 1) - plan.green_rate),
@@ -234,7 +248,7 @@ def measure(
 
 def advice(plan: Plan) -> str:
     """A plan as the first line of a report names it."""
-    return f"gamma {plan.gamma:.2f} and delta {plan.delta:.2f} for texts of {plan.length} scored tokens"
+    return f"gamma {plan.gamma:.2f} and delta {plan.delta:.2f} for texts of {plan.shortest} scored tokens or more"
 
 
 __all__ = [

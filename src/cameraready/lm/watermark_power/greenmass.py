@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cameraready.lm.watermark_power.contexts import Contexts
+from cameraready.lm.watermark_power.tails import number
 
 Scheme = Literal["lefthash", "selfhash"]
 
@@ -25,7 +26,7 @@ def realised(gamma: float, vocab_size: int | None) -> float:
 
     Raises ValueError for a list that is empty or the whole vocabulary.
     """
-    if not 0.0 < gamma < 1.0:
+    if not 0.0 < number("gamma", gamma) < 1.0:
         raise ValueError(f"gamma, the green share of the vocabulary, must lie strictly between 0 and 1, got {gamma!r}")
     if vocab_size is None:
         return float(gamma)
@@ -37,7 +38,7 @@ def realised(gamma: float, vocab_size: int | None) -> float:
 
 def check_delta(delta: float) -> float:
     """`delta` as a float, or ValueError unless it is finite and not negative."""
-    if not (math.isfinite(delta) and delta >= 0):
+    if not (math.isfinite(number("delta", delta)) and delta >= 0):
         raise ValueError(f"delta, the bias on green logits, must be a finite number >= 0, got {delta!r}")
     return float(delta)
 
@@ -61,31 +62,61 @@ class _FixedSize:
     """What it adds to log phi(t) that exactly ``gamma V`` tokens are green: log P_t(N = gamma V) / P(N = gamma V).
 
     N, the number of green tokens, is a sum of independent ones; P_t is the measure tilted by ``e^(-t g)``. Both chances are taken from the
-    normal law with its correction for skewness, which keeps E[g] = gamma.
+    normal law with its correction for skewness, which keeps E[g] = gamma; where the variance of N is below 6 (a small vocabulary, or gamma
+    next to 0 or 1) they are computed, by inverting the characteristic function. That may take fewer points than N has values: what is
+    folded onto gamma V lies so far from it that phi is next to zero there.
     """
 
     def __init__(self, gamma: float, vocab_size: int, counts: np.ndarray, dust: np.ndarray) -> None:
-        self.gamma, unit = gamma, gamma * (1 - gamma)
-        rare = np.maximum(vocab_size - counts.sum(axis=1), 0.0)[:, None]
-        self.shift = -np.minimum(unit * T[None, :] * dust[:, None], gamma * rare)
-        self.variance = np.repeat(rare * unit, len(T), axis=1)
-        self.third = self.variance * (1 - 2 * gamma)
+        unit = gamma * (1 - gamma)
+        self.gamma, self.green = gamma, round(gamma * vocab_size)
         self.untilted = max(vocab_size * unit, 1e-300)
+        self.shift = np.zeros((len(counts), len(T)))
+        self.variance, self.third = np.zeros_like(self.shift), np.zeros_like(self.shift)
+        self.log_cf: np.ndarray | None = None
+        if self.untilted < 6:
+            points = min(vocab_size + 1, math.ceil(16 * math.sqrt(self.untilted)) + 25) | 1
+            self.points = points
+            self.turn = np.exp(2j * np.pi * np.arange(1, points // 2 + 1) / points)
+            self.log_cf = np.zeros((*self.shift.shape, len(self.turn)), dtype=complex)
+        rare = np.maximum(vocab_size - counts.sum(axis=1), 0.0)[:, None]
+        each = np.divide(dust[:, None], rare, out=np.zeros_like(rare), where=rare > 0)
+        self.add(np.ones(len(counts), dtype=bool), rare, np.expm1(-T[None, :] * each))
 
     def add(self, rows: np.ndarray, counts: np.ndarray, lost: np.ndarray) -> None:
         """A group of equal tokens, `lost` being ``e^(-t p) - 1``."""
         tilted = self.gamma * (1 + lost) / (1 + self.gamma * lost)
+        if self.log_cf is not None:
+            self.log_cf[rows] += counts[..., None] * np.log(1 + tilted[..., None] * (self.turn - 1))
+            return
         self.shift[rows] += counts * (tilted - self.gamma)
         self.variance[rows] += counts * tilted * (1 - tilted)
         self.third[rows] += counts * tilted * (1 - tilted) * (1 - 2 * tilted)
 
     def log_ratio(self) -> np.ndarray:
+        if self.log_cf is not None:
+            back = self.turn**-self.green
+            chance = (1 + 2 * (np.exp(self.log_cf) * back).real.sum(axis=-1)) / self.points
+            return np.log(np.maximum(chance, 1e-300)) - np.log(np.maximum(chance[:, :1], 1e-300))
         variance = np.maximum(self.variance, 1.0)
         x = -self.shift / np.sqrt(variance)
         skew = np.maximum(self.third / (6 * variance**1.5) * (x**3 - 3 * x), -0.9)
         found = -(x**2) / 2 - 0.5 * np.log(variance / self.untilted) + np.log1p(skew)
         # Where hardly any variance is left the normal law says nothing, and phi is next to zero.
         return np.where(self.variance > 1.0, found, 0.0)
+
+
+def _log_phi(counts: np.ndarray, each: np.ndarray, dust: np.ndarray, gamma: float, fixed_in: int | None) -> np.ndarray:
+    """log E[e^(-t g)] at the nodes, (n, nodes); for lists of a fixed size in a vocabulary of `fixed_in`, or of independent tokens."""
+    found = -gamma * T[None, :] * dust[:, None]
+    fixed = _FixedSize(gamma, fixed_in, counts, dust) if fixed_in else None
+    for group in np.flatnonzero(counts.any(axis=0)):
+        some = counts[:, group] > 0
+        lost = np.expm1(-T[None, :] * each[some, group, None])
+        found[some] += counts[some, group, None] * np.log1p(gamma * lost)
+        if fixed is not None:
+            fixed.add(some, counts[some, group, None], lost)
+    return found if fixed is None else np.minimum(found + fixed.log_ratio(), 0.0)
 
 
 class GreenMass:
@@ -121,16 +152,13 @@ class GreenMass:
         mass = contexts.mass[:, reach].reshape(len(contexts), -1)
         self._each = np.divide(mass, counts, out=np.zeros_like(mass), where=counts > 0)
         self._dust = contexts.dust[:, reach].sum(axis=1)
-        log_phi = -gamma * T[None, :] * self._dust[:, None]
-        fixed = _FixedSize(gamma, vocab_size, counts, self._dust) if vocab_size and scheme == "lefthash" else None
-        for group in np.flatnonzero(counts.any(axis=0)):
-            some = counts[:, group] > 0
-            lost = np.expm1(-T[None, :] * self._each[some, group, None])
-            log_phi[some] += counts[some, group, None] * np.log1p(gamma * lost)
-            if fixed is not None:
-                fixed.add(some, counts[some, group, None], lost)
-        if fixed is not None:
-            log_phi = np.minimum(log_phi + fixed.log_ratio(), 0.0)
+        fixed = vocab_size if scheme == "lefthash" else None
+        log_phi = np.concatenate(
+            [
+                _log_phi(counts[i : i + 256], self._each[i : i + 256], self._dust[i : i + 256], gamma, fixed)
+                for i in range(0, len(contexts), 256)
+            ]
+        )
         self._phi = np.exp(log_phi)
         self._missing = -np.expm1(log_phi)  # 1 - phi, without cancellation
         self._share = gamma * (1.0 if self.spared is None else 1.0 - self.spared)  # E[g]

@@ -19,8 +19,7 @@ ALPHAS = (0.05, 0.01, 0.001)
 
 def windows_of(tokenizer: Any, n: int) -> torch.Tensor:
     """`n` windows of 60 tokens from all kinds of text together, in random order; no two overlap."""
-    documents = [document for kind in _corpora.KINDS for document in _corpora.documents(kind)]
-    found = _corpora.windows(tokenizer, documents, length=WINDOW, n=n, seed=0)
+    found = _corpora.windows(tokenizer, _corpora.KINDS, length=WINDOW, n=n, seed=0)
     return found[torch.from_numpy(np.random.default_rng(0).permutation(n))]
 
 
@@ -32,7 +31,7 @@ def false_alarms(windows: torch.Tensor, vocab_size: int, key: int) -> Iterator[d
     """
     lists = GreenLists("lefthash", 0.5, key, 1, vocab_size)
     before, token = windows[:, :-1].reshape(-1), windows[:, 1:].reshape(-1)
-    keys, where = torch.unique(torch.stack([lists.key * before, token], dim=1), dim=0, return_inverse=True)
+    keys, where = torch.unique(torch.stack([before, token], dim=1), dim=0, return_inverse=True)
     place = lists.place(keys[:, 0], keys[:, 1]).numpy()
     where = where.numpy()
     owner = np.repeat(np.arange(len(windows)), windows.shape[1] - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from cameraready.lm.watermark_power.greenmass import Scheme
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 #: transformers' default key, the millionth prime; take your own and keep it secret.
 DEFAULT_KEY = 15485863
+#: Below this share "selfhash" finds no green token among its 40 candidates more than once in a thousand million tokens.
+LEAST_SELFHASH = 0.4
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,14 @@ class Plan:
         What the vocabulary really gives: ``int(gamma * V) / V``.
     alpha : float
         The false-positive rate asked for; `size` is the one that the threshold has, exactly.
-    length : int
-        Number of distinct scored n-grams that power and threshold are about.
+    length, shortest : int
+        Number of distinct scored n-grams that power and threshold are about, and the least number that the choice provides for.
     threshold_count : int
         At `length`, this many green tokens or more mean "watermarked"; ``length + 1`` where nothing can be significant.
     z_threshold : float
         The same for detectors that compare a z-score with ``>``; valid at `length` alone. At other lengths use `exact_detect`.
-    power : float
-        Predicted share of watermarked texts that are found.
+    power, least_power : float
+        Predicted share of watermarked texts that are found: of `length` n-grams, and of the worst length provided for.
     kl, reverse_kl, total_variation : float
         Per token: KL(watermarked || original), KL(original || watermarked), in nats; total variation distance.
     log_perplexity_shift : float
@@ -60,10 +63,12 @@ class Plan:
     green_share: float
     alpha: float
     length: int
+    shortest: int
     threshold_count: int
     z_threshold: float
     size: float
     power: float
+    least_power: float
     kl: float
     reverse_kl: float
     total_variation: float
@@ -75,17 +80,35 @@ class Plan:
     truncated: bool = False
     ridge: tuple[RidgePoint, ...] = ()
 
+    @property
+    def spare(self) -> int:
+        """Red tokens that a text of `length` may have and still be found; 0 means that a single edited token can lose it."""
+        return self.length - self.threshold_count
+
     def to_transformers(self, *, hashing_key: int = DEFAULT_KEY, context_width: int = 1) -> WatermarkingConfig:
         """For ``model.generate(..., watermarking_config=...)``.
 
         Parameters
         ----------
         hashing_key : int
-            Your secret; the default is everybody's.
+            Your secret, not 0; the default is everybody's. "lefthash" seeds with key times previous token, so that after token 0 every key has
+            the same list.
         context_width : int
             For "selfhash", how many tokens the list depends on, the scored one included. "lefthash" uses the previous token alone, whatever
             is asked for.
+
+        Raises
+        ------
+        ValueError
+            For "selfhash" with few green tokens: transformers (5.24) stops generating where none of the 40 likeliest tokens is green.
         """
+        if self.scheme == "selfhash" and self.gamma < LEAST_SELFHASH:
+            raise ValueError(
+                f"with selfhash and gamma = {self.gamma:g} transformers stops generating wherever none of the 40 likeliest tokens is green,"
+                f" once in about {(1 - self.gamma) ** -40:,.0f} tokens; take gamma >= {LEAST_SELFHASH}, or lefthash"
+            )
+        _whole("hashing_key", hashing_key)
+        _whole("context_width", context_width, least=1)
         from transformers import WatermarkingConfig
 
         config = WatermarkingConfig(
@@ -109,6 +132,8 @@ class Plan:
             Where the plan was made for top-k or top-p sampling, which MarkLLM would apply to biased logits: another watermark, whose
             divergence from the original can be infinite; or for "selfhash", of which MarkLLM has another form.
         """
+        _whole("hash_key", hash_key)
+        _whole("prefix_length", prefix_length, least=1)
         if self.truncated:
             raise ValueError(
                 "this plan was calibrated for top-k or top-p sampling, which MarkLLM applies after its bias and transformers before it;"
@@ -128,6 +153,15 @@ class Plan:
             "f_scheme": "time",
             "window_scheme": "left",
         }
+
+
+def _whole(name: str, value: Any, least: int | None = None) -> None:
+    """Raises ValueError unless `value` is a whole number, not below `least`; without one, a key: 64 bits, not 0."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if least is not None and not (whole and value >= least):
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if least is None and not (whole and -(2**63) <= value < 2**63 and value != 0):
+        raise ValueError(f"{name} must be a whole number of 64 bits, and not 0, got {value!r}")
 
 
 def z_threshold(count: int, length: int, gamma: float) -> float:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """Contexts of generated texts, the text of each, the width of the logits, and distinct bigrams a generated token."""
+    """Contexts of generated texts, the text of each, the width of the logits, distinct bigrams a generated token, and of each text."""
 
     contexts: Contexts
     texts: np.ndarray
     vocab_size: int
     scored_share: float
+    lengths: np.ndarray
 
 
 class Recorder(LogitsProcessor):
@@ -37,6 +38,8 @@ class Recorder(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         log_p = torch.log_softmax(scores.float(), dim=-1)
+        if torch.isnan(log_p).any():
+            raise ValueError("the model's logits are not numbers (NaN); try another dtype")
         p = log_p.exp()
         top = torch.topk(p, min(self.top_tokens, p.shape[-1]), dim=-1).values
         surprisal = -torch.where(p > 0, p * log_p, 0.0).sum(dim=-1)
@@ -77,14 +80,22 @@ def written(
     top_tokens: int,
 ) -> Written:
     """Sample a continuation of each prompt and keep the distributions. See `WatermarkCalibrator.from_model`."""
-    if max_new_tokens < 1 or batch_size < 1 or top_tokens < 40:
-        raise ValueError(
-            f"max_new_tokens and batch_size must be at least 1 and top_tokens at least 40, got {max_new_tokens}, {batch_size}, {top_tokens}"
+    for name, value, least in (
+        ("max_new_tokens", max_new_tokens, 1),
+        ("batch_size", batch_size, 1),
+        ("top_tokens", top_tokens, 40),
+    ):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if not hasattr(model, "generate"):
+        raise TypeError(
+            f"model must be a transformers causal language model, which can generate; got {type(model).__name__}"
         )
-    ids = token_ids(tokenizer, prompts)
-    parts, labels, distinct, total = [], [], 0, 0
+    width = int(model.config.get_text_config().vocab_size)
+    ids = token_ids(tokenizer, prompts, width)
+    parts, labels, distinct, total = [], [], [], 0
     options = sampling_options(model, temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens)
-    with own_randomness(model, seed):
+    with own_randomness(model, seed), evaluating(model):
         for start in range(0, len(ids), batch_size):
             batch, mask = left_padded(ids[start : start + batch_size], options.pad_token_id, model.device)
             recording = RecordingConfig(top_tokens)
@@ -100,10 +111,11 @@ def written(
             before = torch.cat([batch[:, -1:].cpu(), new[:, :-1]], dim=1)
             for row in range(len(new)):
                 pairs = torch.stack([before[row], new[row]], dim=1)[alive[row]]
-                distinct += len(torch.unique(pairs, dim=0))
+                distinct.append(len(torch.unique(pairs, dim=0)))
                 total += int(alive[row].sum())
     width = int(model.config.get_text_config().vocab_size)
-    return Written(Contexts.joined(parts), np.concatenate(labels), width, distinct / total)
+    lengths = np.array(distinct)
+    return Written(Contexts.joined(parts), np.concatenate(labels), width, lengths.sum() / total, lengths)
 
 
 def sampling_options(
@@ -139,9 +151,9 @@ def sampling_options(
 
 
 def token_ids(
-    tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[str] | Sequence[Sequence[int]]
+    tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[str] | Sequence[Sequence[int]], vocab_size: int
 ) -> list[list[int]]:
-    """Prompts as lists of ids; a sentence for an empty one, or for strings without a tokenizer."""
+    """Prompts as lists of ids; a sentence for an empty one, for strings without a tokenizer, and for what is no token."""
     if isinstance(prompts, str):
         raise ValueError("prompts must be a list of prompts, got one string")
     found = []
@@ -151,6 +163,8 @@ def token_ids(
                 raise ValueError("prompts are strings, so that a tokenizer is needed; pass it, or pass token ids")
             prompt = tokenizer(prompt)["input_ids"]
         ids = [int(i) for i in prompt]
+        if any(i != given or not 0 <= i < vocab_size for i, given in zip(ids, prompt, strict=True)):
+            raise ValueError(f"prompt {number} holds something else than token ids from 0 to {vocab_size - 1}")
         if not ids:
             raise ValueError(f"prompt {number} is empty: there is nothing to continue; give it at least one token")
         found.append(ids)
@@ -182,3 +196,15 @@ def own_randomness(model: PreTrainedModel, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout; modules that were training do so again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

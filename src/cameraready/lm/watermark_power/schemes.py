@@ -85,6 +85,8 @@ class GreenLists:
             )
         if found.kind not in known:
             raise ValueError(f"unknown scheme {found.kind!r}; known: {', '.join(known)}")
+        if not -(2**63) <= found.key < 2**63:
+            raise ValueError("the key must fit in 64 bits with its sign: from -2**63 to 2**63 - 1")
         if found.width < 1:
             raise ValueError(f"the scheme's context must be at least one token wide, got {found.width}")
         if not 0 < found.gamma < 1 or found.size == 0:
@@ -92,10 +94,13 @@ class GreenLists:
         return found
 
     def seeds(self, ngrams: torch.Tensor) -> torch.Tensor:
-        """The seed of the list of each n-gram, whose last token is the scored one: (n, context + 1) -> (n,), int64."""
+        """What names the list of each n-gram, whose last token is the scored one: (n, context + 1) -> (n,), int64.
+
+        It is the generator's seed, except for "lefthash", whose seed, the key times this number, may not fit.
+        """
         context, last = ngrams[:, :-1], ngrams[:, -1]
         if self.kind == "lefthash":
-            return self.key * context[:, -1]
+            return context[:, -1]
         if self.kind == "selfhash":
             table = self._permutation(self.key, TABLE) + 1
             # In 64 bits, which overflow: so do transformers' own seeds.
@@ -131,6 +136,8 @@ class GreenLists:
         for seed, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             rows = order[start : start + count]
             start += count
+            if self.kind == "lefthash":
+                seed *= self.key
             places[self._permutation(seed % (2**64 - 1), self.vocab_size)] = numbers
             found[rows] = places[tokens[rows]]
         return found

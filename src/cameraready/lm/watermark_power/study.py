@@ -113,6 +113,7 @@ STUDY = Study(
         MARKLLM
     ],  # opened by the trials that need it: rows name the arms, and a run on a model of one's own needs none
     accepts=ACCEPTS,
+    takes=("data",),
     component=component,
     cost=cost,
     covers="the texts, the random green lists and, on language models, the keys",
@@ -252,8 +253,8 @@ STUDY = Study(
             4,
             part="c",
             paper="Constraints are met on held-out prompts.",
-            tested="Power 0.9 asked for, a small model's texts on other prompts of the same kind: above 0.85.",
-            measure=average("power", "calibrated"),
+            tested="Power 0.9 asked for at the lengths that nine in ten texts exceed: above 0.85 among such texts on other prompts of the same kind.",
+            measure=average("power_stated", "calibrated"),
             rule=above(0.85),
             **ON_MODELS,
             **REDUCED,
@@ -274,7 +275,7 @@ STUDY = Study(
             5,
             part="a",
             paper="(Ours.) At equal power the divergence hardly depends on gamma, as long as it is at most 0.75.",
-            tested="The largest divergence over the least, gamma from 0.05 to 0.75, power 0.9 at 120 tokens and alpha = 0.001: below 1.25.",
+            tested="The largest divergence over the least, gamma from 0.05 to 0.75, power 0.9 at 108 to 132 tokens and alpha = 0.001: below 1.25.",
             measure=average("spread_small", "calibrated"),
             rule=below(1.25),
             where=CHOICE,

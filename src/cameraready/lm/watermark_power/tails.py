@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
 
 
+def number(name: str, value: Any) -> float:
+    """`value` as a float, or a TypeError that names it."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
 def check_alpha(alpha: float) -> None:
     """Raises ValueError unless ``0 < alpha < 1``."""
-    if not 0.0 < alpha < 1.0:
+    if not 0.0 < number("alpha", alpha) < 1.0:
         raise ValueError(f"alpha, the false-positive rate, must lie strictly between 0 and 1, got {alpha!r}")
 
 
 def check_length(length: int) -> int:
     """`length` as an int of at least 1, or ValueError."""
-    if not (float(length).is_integer() and length >= 1):
+    if not (number("length", length).is_integer() and length >= 1):
         raise ValueError(f"length, the number of distinct scored n-grams, must be a whole number >= 1, got {length!r}")
     return int(length)
 

@@ -11,7 +11,8 @@ from scipy import stats
 from cameraready.evidence import Context, Cost, Spec
 from cameraready.lm._workload import LMWorkload
 from cameraready.lm.watermark_power import synthetic
-from cameraready.lm.watermark_power.calibrator import Infeasible, WatermarkCalibrator
+from cameraready.lm.watermark_power.calibrator import WatermarkCalibrator
+from cameraready.lm.watermark_power.constraints import Infeasible
 from cameraready.lm.watermark_power.plan import Plan
 from cameraready.lm.watermark_power.synthetic import FAMILIES, GRID, POSITIONS, TEXTS, VOCAB, Family
 from cameraready.lm.watermark_power.tails import normal_threshold, size, threshold_count
@@ -272,7 +273,7 @@ def real(workload: LMWorkload, ctx: Context, *, key_number: int) -> Iterator[dic
     setting = setting_of(workload)
     sampled = generation.prompts_of(lm, workload.prompts, setting, keys=10)
     calibrator = generation.calibrator_of(ctx.prepared)
-    length = max(1, round(setting.tokens * (calibrator.scored_share or 1.0)))
+    length, shortest = generation.usual_lengths(calibrator)
     if workload.is_tiny:
         # Eight tokens carry no power: a smoke run shows that everything works.
         plans = {
@@ -282,10 +283,13 @@ def real(workload: LMWorkload, ctx: Context, *, key_number: int) -> Iterator[dic
     else:
         try:
             rule = published(generation.ALPHA, length, calibrator.vocab_size)
-            plans = generation.points(calibrator, length, rule)
+            plans = generation.points(calibrator, length, shortest, rule)
         except Infeasible as error:
             raise Infeasible(f"{workload.name} cannot be watermarked to order on these prompts: {error}") from error
-    found = {arm: generation.measure(lm, calibrator, plan, sampled, setting, key_number) for arm, plan in plans.items()}
+    found = {
+        arm: generation.measure(lm, calibrator, plan, sampled, setting, key_number, shortest)
+        for arm, plan in plans.items()
+    }
     setting_text = generation.advice(plans["calibrated"])
     for arm, row in found.items():
         yield {

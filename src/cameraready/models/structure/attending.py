@@ -37,7 +37,7 @@ def attend(
 
     Notes
     -----
-    Takes memory of B x heads x T x T. For models of full length use the module itself.
+    Inner products and weights are in float32 at least. Takes memory of B x heads x T x T. For models of full length use the module itself.
     """
     queries, keys, values = attention.queries(hidden), attention.keys(hidden), attention.values(hidden)
     if attention.rotary is not None:
@@ -45,6 +45,10 @@ def attend(
             raise ValueError("This attention has rotary positions: give the cosines and sines of `Anatomy.rotary`.")
         queries = apply_rotary(queries, *angles, attention.rotary)
         keys = apply_rotary(keys, *angles, attention.rotary)
+    dtype = values.dtype
+    # Inner products that come out in half precision would be off by whole units where keys are large (Qwen 2's biases).
+    exact = torch.promote_types(dtype, torch.float32)
+    queries, keys, values = (x.to(exact) for x in (queries, keys, values))
     keys, values = (x.repeat_interleave(attention.group_size, dim=1) for x in (keys, values))
     logits = queries @ keys.transpose(-1, -2) * attention.scaling
     if attention.softcap is not None:
@@ -57,7 +61,7 @@ def attend(
         weights = torch.cat((logits, sinks.to(logits.dtype)), dim=-1).softmax(dim=-1)[..., :-1]
     else:
         weights = logits.softmax(dim=-1)
-    heads = (weights @ values).transpose(1, 2).flatten(-2)
+    heads = (weights @ values).to(dtype).transpose(1, 2).flatten(-2)
     if attention.gated and attention.q_proj is not None:
         split = attention.q_proj(hidden).unflatten(-1, (attention.n_heads, 2 * attention.head_dim))
         heads = heads * torch.sigmoid(split[..., attention.head_dim :].flatten(-2))

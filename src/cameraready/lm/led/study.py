@@ -1,0 +1,429 @@
+"""LED put to the test: the law itself, a model sharpened until it stops exploring, a real model's problems, its layers, and the price."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import polars as pl
+
+from cameraready.evidence import (
+    Answer,
+    Claim,
+    Context,
+    Cost,
+    Figure,
+    Spec,
+    Study,
+    Untested,
+    above,
+    always,
+    average,
+    below,
+    difference,
+    ratio,
+    versus_best,
+    violations,
+    within,
+)
+from cameraready.lm._workload import ACCEPTS, LMWorkload, open_lm
+from cameraready.lm.led import trials
+from cameraready.lm.led.config import LEDConfig
+from cameraready.lm.led.generation import led_generate
+
+PAPER = "Tan et al., 2026, arXiv:2602.01698"
+LAW, CHAINS = "random-logits", "chains"
+QWEN, GEMMA, LARGE = "qwen2.5-coder-0.5b-instruct", "gemma-3-270m", "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+RL = ["Qwen/Qwen3-4B-Thinking-2507", "XiaomiMiMo/MiMo-7B-RL"]
+#: Variants of the method, and rows that are no decoding rule of the sharpened model.
+VARIANTS = ("led-2", "led-6", "led-always", "led@1.0", "led@1.5", "before-sharpening")
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def open_workload(spec: Spec) -> Any:
+    if spec.kind == "shipped" and spec.name in (LAW, CHAINS):
+        return spec.name
+    if spec.kind == "shipped" and spec.name in (LARGE, *RL):
+        return open_lm(Spec(f"hf:{spec.name}", "hf", spec.name, options=spec.options))
+    return trials.with_answers(open_lm(spec))
+
+
+def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
+    smoke = tier == "smoke"
+    if workload == LAW:
+        for block in range(2 if smoke else 12):
+            yield {"part": "law", "block": block}
+    elif workload == CHAINS:
+        sizes = (
+            {"imitate": 3, "reinforce": 2, "unseen": 4} if smoke else {"imitate": 150, "reinforce": 200, "unseen": 100}
+        )
+        for block in range(1 if smoke else 40 if tier == "full" else 12):
+            yield {"part": "walk", "block": block, **sizes}
+    else:
+        yield from plan_of_model(tier, workload)
+
+
+def plan_of_model(tier: str, workload: str) -> Iterator[dict[str, Any]]:
+    smoke, thinks = tier == "smoke", workload in RL
+    depth = 8 if thinks else 4
+    if workload != GEMMA:
+        new_tokens = 3 if smoke else 16_384 if thinks else 12 if workload in (QWEN, LARGE) else 256
+        n, samples = (2, 4) if smoke else (60 if tier == "full" else 40, 16)
+        for block in range(n):
+            yield {
+                "part": "solve",
+                "block": block,
+                "n": n,
+                "samples": samples,
+                "new_tokens": new_tokens,
+                "depth": depth,
+            }
+    n, length, positions = (1, 64, 4) if smoke else (12, 128, 10)
+    for block in range(n):
+        yield {"part": "layers", "block": block, "n": n, "length": length, "positions": positions}
+    if workload != GEMMA:
+        for batch in (1, 2) if smoke else (1, 16):
+            yield {
+                "part": f"batch-{batch}",
+                "batch": batch,
+                "new_tokens": 2 if smoke else 4,
+                "repeats": 1 if smoke else 10,
+            }
+
+
+def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[dict[str, Any]]:
+    if part == "law":
+        return trials.laws(10_000 * ctx.seed + condition["block"])
+    if part == "walk":
+        return trials.walk(ctx, **condition)
+    if part == "solve":
+        return trials.solve(workload, ctx, **condition)
+    if part == "layers":
+        return trials.layers(workload, ctx, **condition)
+    return trials.overhead(workload, ctx, **condition)
+
+
+def ready(workload: Any) -> LEDConfig | Callable[..., Any]:
+    """`led_generate` bound to the user's model and tokenizer; settings alone where the workload is no language model."""
+    if not isinstance(workload, LMWorkload):
+        return LEDConfig(depth=3, think_end=None)
+    lm = workload.model()
+    led = trials.config_for(lm, 4)
+    return functools.partial(led_generate, lm.model, led=led, tokenizer=lm.tokenizer)
+
+
+def cost(spec: Spec, conditions: Sequence[dict[str, Any]], device: str, dtype: str) -> Cost:
+    """Each problem is read once, and answered by every rule; the study's other parts are short beside that."""
+    from cameraready.lm._workload import cost as cost_of_model
+
+    solved = [c for c in conditions if c["part"] == "solve"]
+    rules = len(trials.rules(LEDConfig(think_end=None)))
+    samples = max((c["samples"] for c in solved), default=1)
+    new_tokens = max((c["new_tokens"] for c in solved), default=0)
+    passes = len(solved) * rules or max(len(conditions), 1)
+    return cost_of_model(
+        spec, prompt_tokens=64, new_tokens=new_tokens, passes=passes, batch=samples, device=device, dtype=dtype or None
+    )
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def part_is(*parts: str) -> pl.Expr:
+    return pl.col("part").is_in(parts)
+
+
+EXACT: dict[str, Any] = {
+    "scope": "exact",
+    "where": part_is("law"),
+    "workloads": [LAW],
+    "pooled": False,
+    "rule": always(),
+    "source": f"{PAPER}, algorithm as released",
+}
+WALK: dict[str, Any] = {"scope": "reduced", "where": part_is("walk"), "workloads": [CHAINS], "pooled": False}
+SOLVE: dict[str, Any] = {"scope": "proxy", "where": part_is("solve"), "workloads": [QWEN, "own"], "pooled": False}
+LOOK: dict[str, Any] = {
+    "scope": "proxy",
+    "where": part_is("layers"),
+    "workloads": [QWEN, GEMMA, "own"],
+    "pooled": False,
+    "source": f"{PAPER}, figures on layer entropy and top-k coverage",
+}
+OURS: dict[str, Any] = {"scope": "ours", "pooled": False, "source": "this study"}
+BOTH: dict[str, Any] = {**OURS, "where": part_is("walk", "solve"), "workloads": [CHAINS, QWEN, "own"]}
+SHARPENED = "A walker of six layers, taught and then sharpened by policy gradients, 100 unseen problems, exact chances"
+REAL = "Qwen2.5-Coder-0.5B-Instruct (and your own model), 16 samples a problem from one prompt, T = 0.6"
+COLLAPSE = "After RL post-training a higher temperature no longer raises pass@n."
+BETTER = "Pass@1 rises by 0.61 and pass@16 by 1.03 points on average against plain sampling."
+
+STUDY = Study(
+    open=open_workload,
+    workloads={
+        "smoke": [LAW, CHAINS, "tiny-llama", "tiny-gemma3"],
+        "desk": [LAW, CHAINS, QWEN, GEMMA],
+        "full": [LAW, CHAINS, LARGE, *RL],
+    },
+    plan=plan,
+    trial=trial,
+    method="led",
+    arms="decoding",
+    block="block",
+    alone=lambda condition: condition["part"].startswith("batch-"),
+    libraries={"*": ["torch", "transformers", "numpy"]},
+    accepts=list(ACCEPTS),
+    takes=["data", "tasks"],
+    cost=cost,
+    own_arm="a callable (model, tokenizer, input_ids (1, T), n, max_new_tokens, seed) -> LongTensor (n, T + S) of sampled continuations",
+    component=ready,
+    covers="the model's initial weights and the order of its training on chains, the problems, windows of text or repeats elsewhere",
+    covers_own="your problems, windows of text, and repeats of the timing",
+    claims=[
+        Claim(
+            1,
+            part="a",
+            paper="The slope of pass@n against temperature (0.1, 0.3, 0.6) is positive for models before RL.",
+            tested="Slope of exact pass@16 of the walker that was only taught, above zero.",
+            measure=average("slope_taught", "temperature"),
+            rule=above(0.0),
+            source=f"{PAPER}, temperature study",
+            **WALK,
+        ),
+        Claim(
+            1,
+            part="b",
+            paper=COLLAPSE,
+            tested=f"{SHARPENED}: the slope of pass@16 is smaller than before sharpening.",
+            measure=average("slope_lost", "temperature"),
+            rule=above(0.0),
+            source=f"{PAPER}, temperature study",
+            **WALK,
+        ),
+        Claim(
+            1,
+            part="c",
+            paper="The slope is about zero or negative for RL-trained models.",
+            tested=f"{SHARPENED}: the slope of pass@16 is below 0.1 (ten points a unit of temperature).",
+            measure=average("slope_sharpened", "temperature"),
+            rule=below(0.1),
+            source=f"{PAPER}, temperature study",
+            **WALK,
+        ),
+        Claim(
+            2,
+            part="a",
+            paper="The final layer's entropy is far below that of intermediate layers.",
+            tested="Entropy of the final layer below half of the mean of the seven layers below it, all with the final norm, on text.",
+            measure=average("entropy_ratio", "final-norm"),
+            rule=below(0.5),
+            **LOOK,
+        ),
+        Claim(
+            2,
+            part="b",
+            paper="Layers below keep uncertainty about the final layer's candidates.",
+            tested="The entropy over the final layer's eight candidates is larger in some of the seven layers below.",
+            measure=average("candidate_gain", "final-norm"),
+            rule=above(0.0),
+            **LOOK,
+        ),
+        Claim(
+            2,
+            part="c",
+            paper="Without the final norm lower layers share fewer candidates with the final one.",
+            tested="Share of the eight best tokens that the four layers below the final one have in common with it: larger with the final norm.",
+            measure=difference("coverage_near", "final-norm", "no-norm"),
+            rule=above(0.0),
+            **LOOK,
+        ),
+        Claim(
+            3,
+            part="a",
+            paper=BETTER,
+            tested=f"{SHARPENED}: pass@1 above that of plain sampling at T = 0.6.",
+            measure=difference("pass_1", "led", "temperature"),
+            rule=above(0.0),
+            source=f"{PAPER}, abstract",
+            **WALK,
+        ),
+        Claim(
+            3,
+            part="b",
+            paper=BETTER,
+            tested=f"{SHARPENED}: pass@16 above that of plain sampling at T = 0.6.",
+            measure=difference("pass_16", "led", "temperature"),
+            rule=above(0.0),
+            source=f"{PAPER}, abstract",
+            **WALK,
+        ),
+        Claim(
+            3,
+            part="c",
+            paper=BETTER,
+            tested=f"{REAL}: pass@1 above that of plain sampling.",
+            measure=difference("pass_1", "led", "temperature"),
+            rule=above(0.0),
+            source=f"{PAPER}, abstract",
+            **SOLVE,
+        ),
+        Claim(
+            3,
+            part="d",
+            paper=BETTER,
+            tested=f"{REAL}: pass@16 above that of plain sampling.",
+            measure=difference("pass_16", "led", "temperature"),
+            rule=above(0.0),
+            source=f"{PAPER}, abstract",
+            **SOLVE,
+        ),
+        Untested(
+            4,
+            paper="RL with LED rollouts reaches a higher validation score on MATH (0.454 against 0.420 at step 91, one run whose curves already start apart).",
+            needs="GPUs for days: GRPO on Qwen3-4B-Thinking-2507 with 16,384 tokens a response, several runs",
+            source=f"{PAPER}, RL figure",
+        ),
+        *(
+            Claim(
+                5,
+                part=part,
+                paper="No training, no parameters, little overhead.",
+                tested=f"Qwen2.5-Coder-0.5B-Instruct, depth 8, exact normaliser, batch {batch}: time a token below 1.1 times that of top-k sampling in transformers.",
+                scope="proxy",
+                source=f"{PAPER}, abstract; the figure of 10 % is ours",
+                measure=ratio("token_seconds", "led-8", "top-k"),
+                rule=below(1.1),
+                where=part_is(f"batch-{batch}"),
+                workloads=[QWEN, "own"],
+                pooled=False,
+            )
+            for part, batch in (("a", 1), ("b", 16))
+        ),
+        Claim(
+            6,
+            part="a",
+            paper="The law lives on the final layer's k best tokens.",
+            tested="Random logits, 8 layers, 1,000 tokens, float32: no probability outside, and the sum is one within 1e-5.",
+            measure=violations((pl.col("outside") > 0) | (pl.col("not_one") > 1e-5), "probability outside or a sum that is not one"),
+            **EXACT,
+        ),
+        Claim(
+            6,
+            part="b",
+            paper="The chosen aggregate is at least as unsure as the final layer.",
+            tested="Its entropy is never below that of the final layer's candidates.",
+            measure=violations(pl.col("entropy_lost") > 0, "a smaller entropy"),
+            **EXACT,
+        ),
+        Claim(
+            6,
+            part="c",
+            paper="With full confidence it is plain top-k sampling.",
+            tested="With one token at probability one, no probability differs from top-k sampling's by more than 1e-6.",
+            measure=violations(pl.col("from_top_k_when_sure") > 1e-6, "a deviation above 1e-6"),
+            **EXACT,
+        ),
+        Claim(
+            6,
+            part="d",
+            paper="With depth one it is plain top-k sampling.",
+            tested="No probability differs from top-k sampling's by more than 1e-6, whatever the confidence.",
+            measure=violations(pl.col("from_top_k_at_depth_1") > 1e-6, "a deviation above 1e-6"),
+            **EXACT,
+        ),
+        Claim(
+            6,
+            part="e",
+            paper="The coin and the two draws of the algorithm are one mixture.",
+            tested="20,000 draws have the frequencies of the mixture: no chi-square p-value below 1e-4.",
+            measure=violations(pl.col("frequencies_p") < 1e-4, "a p-value below 1e-4"),
+            **EXACT,
+        ),
+        Claim(
+            7,
+            paper="(Ours.) Where a model was sharpened, LED finds more than a higher temperature does.",
+            tested="pass@16 of LED at T = 0.6 above that of plain sampling at T = 1.0.",
+            measure=difference("pass_16", "led", "temperature@1.0"),
+            rule=above(0.0),
+            **BOTH,
+        ),
+        Claim(
+            8,
+            paper="(Ours.) No other decoding rule solves more problems with the same samples.",
+            tested="Share of problems that 16 samples leave unsolved: LED's minus that of the best of temperature, top-p, min-p, top-k and DoLa at any of the temperatures, below zero.",
+            measure=versus_best("unsolved", "led", exclude=VARIANTS, kind="difference"),
+            rule=below(0.0),
+            **BOTH,
+        ),
+        Claim(
+            9,
+            paper="(Ours.) What LED gains is not due to its cutting off all but eight tokens.",
+            tested="pass@16 of LED above that of top-k sampling with k = 8 at the same temperature.",
+            measure=difference("pass_16", "led", "top-k"),
+            rule=above(0.0),
+            **BOTH,
+        ),
+        Claim(
+            10,
+            paper="(Ours.) Exploring only when unsure holds LED back on a model that is sure and wrong.",
+            tested=f"{SHARPENED}: pass@16 of LED that always explores above that of LED as the paper sets it.",
+            measure=difference("pass_16", "led-always", "led"),
+            rule=above(0.0),
+            where=part_is("walk"),
+            workloads=[CHAINS],
+            **OURS,
+        ),
+        *(
+            Claim(
+                11,
+                part=part,
+                paper="(Ours.) Normalising lower layers over the candidates alone makes LED as fast as plain sampling.",
+                tested=f"Qwen2.5-Coder-0.5B-Instruct, depth 8, batch {batch}: time a token between 0.9 and 1.1 times that of top-k sampling in transformers.",
+                measure=ratio("token_seconds", "led-8-k", "top-k"),
+                rule=within(0.9, 1.1),
+                where=part_is(f"batch-{batch}"),
+                workloads=[QWEN, "own"],
+                **OURS,
+            )
+            for part, batch in (("a", 1), ("b", 16))
+        ),
+    ],
+    answer=Answer(
+        measure=versus_best("unsolved", "led", exclude=VARIANTS, kind="difference"),
+        where=part_is("walk", "solve"),
+        break_even=0.0,
+        better="sample with LED on {workload}: the share of problems unsolved after 16 samples is {estimate} [{low}, {high}] against that of {peer}",
+        worse="keep {peer} on {workload}: with LED the share of problems unsolved after 16 samples changes by {estimate} [{low}, {high}]",
+        tie="LED and {peer} solve as much on {workload}: the share unsolved after 16 samples differs by {estimate} [{low}, {high}]",
+        workloads=[CHAINS, QWEN, LARGE, *RL, "own"],
+    ),
+    figures=[
+        Figure(
+            "Entropy of each layer's prediction",
+            x="layer",
+            y="entropy",
+            source=f"{PAPER}, layer entropy",
+            where=part_is("layers"),
+            workloads=[QWEN, GEMMA],
+            log_x=False,
+            log_y=False,
+            x_title="layer",
+            y_title="entropy (nats)",
+        ),
+        Figure(
+            "Final layer's eight best tokens among a layer's own eight best",
+            x="layer",
+            y="coverage",
+            source=f"{PAPER}, top-k coverage",
+            where=part_is("layers"),
+            workloads=[QWEN, GEMMA],
+            log_x=False,
+            log_y=False,
+            x_title="layer",
+            y_title="share",
+        ),
+    ],
+    timeout=900.0,
+    memory=8.0,
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""What a green-list watermark does to the text that a model writes: power, size and distortion, predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cameraready.lm.watermark_power.constraints import Bars, Test, threshold_of
+from cameraready.lm.watermark_power.contexts import Contexts
+from cameraready.lm.watermark_power.greenmass import GreenMass, Scheme, check_delta, realised
+from cameraready.lm.watermark_power.plan import Plan, z_threshold
+from cameraready.lm.watermark_power.power import Units, normal_power
+from cameraready.lm.watermark_power.tails import check_alpha, check_length, number, size
+
+
+class Predictor:
+    """Predicts a watermark's power, size and distortion on the contexts that it holds; see `WatermarkCalibrator`, which chooses by them."""
+
+    def __init__(
+        self,
+        contexts: Contexts,
+        *,
+        texts: np.ndarray | None = None,
+        vocab_size: int | None = None,
+        scheme: Scheme = "lefthash",
+        temperature: float = 1.0,
+        truncated: bool = False,
+        kept: float = 1.0,
+        max_delta: float = 12.0,
+    ) -> None:
+        if scheme not in ("lefthash", "selfhash"):
+            raise ValueError(f"scheme must be 'lefthash' or 'selfhash', got {scheme!r}")
+        if not 0.0 < number("kept", kept) <= 1.0:
+            raise ValueError(f"kept, the share of tokens that survive, must lie in (0, 1], got {kept!r}")
+        if len(contexts) == 0:
+            raise ValueError("there are no contexts to calibrate on")
+        self.contexts, self.vocab_size, self.scheme = contexts, vocab_size, scheme
+        self.temperature, self.truncated, self.kept = temperature, truncated, kept
+        self.max_delta = check_delta(max_delta)
+        self.scored_share: float | None = None
+        self.lengths: np.ndarray | None = None
+        self._units = Units(len(contexts), texts)
+        self._masses: dict[float, GreenMass] = {}
+
+    def predict(self, gamma: float, delta: float, *, alpha: float, length: int, test: Test = "exact") -> Plan:
+        """What watermark (gamma, delta) does: threshold, size, power and distortion.
+
+        Parameters
+        ----------
+        gamma, delta : float
+        alpha : float
+            False-positive rate of one text.
+        length : int
+            Distinct scored n-grams.
+        test : {"exact", "normal"}
+            "normal" takes threshold and power from the normal approximation (the paper's); `size` is exact all the same.
+
+        Notes
+        -----
+        O(contexts) for distortion, O(texts * length^2) for exact power. A length at which nothing is significant has power 0.
+        """
+        check_alpha(alpha)
+        length = check_length(length)
+        delta = check_delta(delta)
+        mass = self._mass(gamma)
+        effect = mass.effect(delta)
+        count = threshold_of(test, alpha, length, mass.gamma)
+        power = self._power(effect.rate, mass.gamma, alpha, length, count, test, exact=True)
+        return Plan(
+            gamma=float(gamma),
+            delta=delta,
+            green_share=mass.gamma,
+            alpha=alpha,
+            length=length,
+            shortest=length,
+            threshold_count=count,
+            z_threshold=z_threshold(count, length, gamma),
+            size=size(count, length, mass.gamma),
+            power=power,
+            least_power=power,
+            kl=self._average(effect.kl),
+            reverse_kl=self._average(effect.reverse_kl),
+            total_variation=self._average(effect.variation),
+            log_perplexity_shift=self._average(effect.surprisal),
+            green_rate=self._average(self._surviving(effect.rate, mass.gamma)),
+            vocab_size=self.vocab_size,
+            scheme=self.scheme,
+            temperature=self.temperature,
+            truncated=self.truncated,
+        )
+
+    def _mass(self, gamma: float) -> GreenMass:
+        share = realised(gamma, self.vocab_size)
+        if share not in self._masses:
+            if len(self._masses) >= 64:  # about 1 kB a context each
+                self._masses.pop(next(iter(self._masses)))
+            self._masses[share] = GreenMass(self.contexts, share, self.vocab_size, self.scheme)
+        return self._masses[share]
+
+    def _average(self, values: np.ndarray) -> float:
+        return float(self._units.means(values).mean())
+
+    def _surviving(self, rate: np.ndarray, share: float) -> np.ndarray:
+        return self.kept * rate + (1 - self.kept) * share
+
+    def _kl(self, gamma: float, delta: float) -> float:
+        return self._average(self._mass(gamma).rate_and_kl(delta)[1])
+
+    def _power(
+        self, rate: np.ndarray, share: float, alpha: float, length: int, count: int, test: Test, *, exact: bool
+    ) -> float:
+        rate = self._surviving(rate, share)
+        if test == "normal":
+            return normal_power(self._average(rate), share, alpha, length)
+        return float(self._units.found(rate, length, count, exact=exact).mean())
+
+    def _least(
+        self, rate: np.ndarray, share: float, alpha: float, bars: Bars, test: Test, *, exact: bool
+    ) -> tuple[float, int]:
+        """The least power over the lengths of `bars`, and that length. Exact power is computed for the three that are quickly seen to be worst."""
+        pairs = list(zip(bars.lengths, bars.counts, strict=True))
+        quick = [(self._power(rate, share, alpha, n, k, test, exact=False), n, k) for n, k in pairs]
+        if not exact:
+            return min(quick)[:2]
+        worst = sorted(quick)[:3]
+        return min((self._power(rate, share, alpha, n, k, test, exact=True), n) for _, n, k in worst)
