@@ -192,6 +192,7 @@ def test_short_inputs_come_back_unchanged():
 # --- heads of different length --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:CapKVPress prunes")
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_heads_of_different_length_attend_to_their_own_tokens_alone(kind, attention):
@@ -217,6 +218,7 @@ def test_heads_of_different_length_attend_to_their_own_tokens_alone(kind, attent
         model(ids[:, :1], cache=small)
 
 
+@pytest.mark.filterwarnings("ignore:CapKVPress prunes")
 def test_adaptive_heads_see_no_padding_of_any_turn():
     model = made("llama")
     ids = tokens(3, 40)
@@ -364,9 +366,38 @@ def test_assisted_generation_is_refused():
         model.generate(ids, cache=prune_cache(cache, anchors, 0.5), **options)
 
 
+def test_padding_on_the_right_is_refused():
+    model, ids = made("llama"), tokens(2, 30)
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[1, 25:] = 0
+    with pytest.raises(ValueError, match="padded on the left"), CapKVPress(0.5)(model), torch.no_grad():
+        model(ids, attention_mask=mask, use_cache=True)
+    with pytest.raises(ValueError, match="padded on the left"):
+        read(model, ids, attention_mask=mask)
+
+
+def test_a_prompt_in_pieces_is_warned_of_once():
+    model, ids = made("llama"), tokens(1, 60)
+    with CapKVPress(0.5)(model), pytest.warns(UserWarning, match="kept whole") as warned:
+        model.generate(ids, prefill_chunk_size=16, max_new_tokens=3, do_sample=False)
+    assert len([each for each in warned if "kept whole" in str(each.message)]) == 1
+
+
+def test_options_set_later_are_checked_on_entering():
+    press = CapKVPress(0.5)
+    press.compression_ratio = 1.5
+    with pytest.raises(ValueError, match="share of tokens to drop"), press(made("llama")):
+        pass
+
+
 def test_two_presses_on_one_cache_are_refused():
     model, ids = made("llama"), tokens(1, 30)
-    with pytest.raises(ValueError, match="two presses"), CapKVPress(0.5)(model), CapKVPress(0.25)(model), torch.no_grad():
+    with (
+        pytest.raises(ValueError, match="two presses"),
+        CapKVPress(0.5)(model),
+        CapKVPress(0.25)(model),
+        torch.no_grad(),
+    ):
         model(ids, use_cache=True)
 
 
@@ -435,7 +466,11 @@ def test_a_cache_that_holds_sliding_layers_whole_is_refused():
         model(ids, cache=cache)
     with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):
         prune_cache(cache, anchors, 0.5)
-    with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"), CapKVPress(0.5)(model), torch.no_grad():
+    with (
+        pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"),
+        CapKVPress(0.5)(model),
+        torch.no_grad(),
+    ):
         model(ids, cache=DynamicCache())
 
 

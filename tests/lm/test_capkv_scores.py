@@ -266,9 +266,7 @@ def test_greedy_takes_the_same_of_values_of_large_norm(size):
     given = (*given[:2], size * given[2])
     single = kept_positions(greedy_scores(*(each.float() for each in given), 60), 60)[0, 0].tolist()
     # The definition: a fresh determinant for every candidate at every step.
-    weights, values, _, _ = relevance(
-        *given, tau=5.0, sigma=1.0, similarity="cosine", n_sink=4, attention_mask=None
-    )
+    weights, values, _, _ = relevance(*given, tau=5.0, sigma=1.0, similarity="cosine", n_sink=4, attention_mask=None)
     capacity, chosen = torch.eye(16, dtype=torch.float64), [0, 1, 2, 3]
     for _ in range(56):
         inside = torch.einsum("td,de,te->t", values[0, 0], torch.linalg.inv(capacity), values[0, 0])
@@ -356,6 +354,7 @@ def test_eight_bit_floats_are_gathered_bit_by_bit():
         ({"sigma": 1e20}, "sigma is a standard deviation"),
         ({"similarity": "dot"}, "similarity is 'cosine' or 'inner'"),
         ({"n_sink": 1.5}, "n_sink is a number of tokens"),
+        ({"attention_mask": torch.ones(2, 40).index_fill(1, torch.tensor([39]), 0)}, "padded on the left"),
         ({"attention_mask": torch.ones(2, 39)}, r"\(B, T\) = \(2, 40\)"),
     ],
 )

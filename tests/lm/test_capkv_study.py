@@ -11,11 +11,12 @@ import cameraready
 from cameraready.evidence import Context, Spec
 from cameraready.evidence.peers.environments import open_peer
 from cameraready.lm import capkv as package
-from cameraready.lm.capkv import contexts, study
+from cameraready.lm.capkv import study
 from cameraready.lm.capkv.anchors import full_attention
 from cameraready.lm.capkv.cache import prune_by_scores
-from cameraready.lm.capkv.policies import FURTHER, POLICIES, VARIANTS, LayerState, mean_attention, recent, snapkv
-from cameraready.lm.capkv.reading import attended, continued, forward, read, scores_of
+from cameraready.lm.capkv.trials import contexts
+from cameraready.lm.capkv.trials.policies import FURTHER, POLICIES, VARIANTS, LayerState, mean_attention, recent, snapkv
+from cameraready.lm.capkv.trials.reading import attended, continued, forward, read, scores_of
 from cameraready.models import anatomy, capture, tiny_model
 
 pytestmark = pytest.mark.torch
@@ -162,12 +163,12 @@ def test_prompts_of_the_user_are_contexts_with_their_answers(tmp_path):
         Spec("tiny-llama", "shipped", "tiny-llama", options={"data": str(file), "data_columns": "prompt,answer"})
     )
     ctx = Context(seed=0)
-    rows = study.trial(load, ctx, part="retrieval", document=0, length=512, n=12)
+    rows = study.trial(load, ctx, part="text", document=0, length=512, n=12)
     assert {row["policy"] for row in rows} >= {*POLICIES, "whole"}
-    assert study.trial(load, ctx, part="text", document=0, length=512, n=12) == []
-    assert study.trial(load, ctx, part="retrieval", document=2, length=512, n=12) == []
+    assert study.trial(load, ctx, part="logs", document=0, length=512, n=12) == []
+    assert study.trial(load, ctx, part="text", document=2, length=512, n=12) == []
     with pytest.raises(ValueError, match=r"prompt 2 has .* give longer prompts"):
-        study.trial(load, ctx, part="retrieval", document=1, length=512, n=12)
+        study.trial(load, ctx, part="text", document=1, length=512, n=12)
 
 
 def test_tasks_without_a_context_are_refused_with_a_sentence():

@@ -1,5 +1,6 @@
 """The sampling law against its definition, its limits and its frequencies."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from cameraready.lm.led import LEDConfig, led_distribution
+from cameraready.lm.led import LEDConfig, LEDStep, led_distribution
 
 pytestmark = pytest.mark.torch
 
@@ -179,7 +180,8 @@ def test_the_normaliser_over_candidates_gives_every_layer_its_full_weight():
 def test_draws_have_the_frequencies_of_pi():
     logits = random_logits(8, 4, 1000, dtype=torch.float32)
     step = led_distribution(logits, LEDConfig())
-    rows = led_distribution(logits.repeat_interleave(20_000, dim=1), LEDConfig())
+    fields = (getattr(step, field.name) for field in dataclasses.fields(step))
+    rows = LEDStep(*(field.repeat_interleave(20_000, dim=0) for field in fields))
     drawn = rows.draw(torch.Generator().manual_seed(0)).view(4, 20_000)
     for b in range(4):
         counts = np.array([(drawn[b] == token).sum().item() for token in step.candidates[b]])

@@ -74,9 +74,10 @@ def test_all_right_answers_are_listed_and_nothing_else_is_right():
 def test_unseen_problems_are_unseen_and_models_depend_on_their_seed_alone():
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    first, second, other = (sharpening.taught(seed, SMALL, unseen=5, seen=50) for seed in (1, 1, 2))
+    budget = sharpening.Budget(imitate=4, reinforce=2, batch=32, prompts=8)
+    first, second, other = (sharpening.taught(seed, budget, unseen=5, seen=50) for seed in (1, 1, 2))
     for one in (first, second):
-        sharpening.reinforce(one, 1, SMALL)
+        sharpening.reinforce(one, 1, budget)
     assert torch.equal(torch.random.get_rng_state(), before)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from cameraready.lm.watermark_power import FrontierPoint, Infeasible, WatermarkCalibrator
-from cameraready.lm.watermark_power.constraints import default_gammas
-from cameraready.lm.watermark_power.frontier import undominated
+from cameraready.lm.watermark_power.theory.constraints import default_gammas
+from cameraready.lm.watermark_power.theory.frontier import undominated
 
 
 @pytest.fixture(scope="module")

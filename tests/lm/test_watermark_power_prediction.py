@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 from cameraready.lm.watermark_power import Contexts, WatermarkCalibrator, threshold_count
-from cameraready.lm.watermark_power.greenmass import GreenMass, realised
-from cameraready.lm.watermark_power.tails import matched_tail, normal_threshold, poisson_binomial_tail, size
+from cameraready.lm.watermark_power.theory.greenmass import GreenMass, realised
+from cameraready.lm.watermark_power.theory.tails import matched_tail, normal_threshold, poisson_binomial_tail, size
 
 V = 400
 

@@ -11,16 +11,9 @@ from transformers import WatermarkingConfig
 from cameraready import check
 from cameraready.evidence import Claim, Context, Untested
 from cameraready.lm._workload import tiny
-from cameraready.lm.watermark_power import (
-    WatermarkCalibrator,
-    exact_detect,
-    generation,
-    human,
-    study,
-    synthetic,
-    trials,
-)
-from cameraready.lm.watermark_power.generation import MeasuringConfig
+from cameraready.lm.watermark_power import WatermarkCalibrator, exact_detect, study
+from cameraready.lm.watermark_power.experiment import generation, human, synthetic, trials
+from cameraready.lm.watermark_power.experiment.generation import MeasuringConfig
 from cameraready.lm.watermark_power.sampling import own_randomness, sampling_options
 
 # --- simulated texts ----------------------------------------------------------------------------------------------------

@@ -246,15 +246,25 @@ def test_captured_tensors_with_their_graph_carry_gradients(llama):
 
 
 def test_what_was_captured_is_a_copy(llama):
-    def spoil(hidden, _layer):
-        hidden.zero_()
-        return hidden
+    with capture(llama, "residual", layers=1) as plain:
+        logits_of(llama)
+    with capture(llama, "residual", layers=1) as seen:
+        handle = llama.model.layers[1].register_forward_hook(lambda _module, _args, output: output.zero_())
+        logits_of(llama)
+    handle.remove()
+    assert torch.equal(seen.last("residual", 1), plain.last("residual", 1))
 
-    with capture(llama, "layer_input") as plain:
-        logits_of(llama)
-    with capture(llama, "layer_input") as seen, intervene(llama, {"layer_input": spoil}, layers=1):
-        logits_of(llama)
-    assert torch.equal(seen.last("layer_input", 1), plain.last("layer_input", 1))
+
+def test_an_intervention_may_change_what_it_is_given_and_nothing_else(llama):
+    def states():
+        with torch.no_grad():
+            return llama(IDS, output_hidden_states=True).hidden_states
+
+    plain = states()
+    with intervene(llama, {"layer_input": lambda hidden, _layer: hidden.zero_()}, layers=1):
+        changed = states()
+    assert torch.equal(changed[1], plain[1])
+    assert not torch.equal(changed[2], plain[2])
 
 
 def test_parts_of_tensors_can_be_kept_elsewhere(llama):

@@ -61,6 +61,19 @@ def test_logits_of_the_last_residual_are_the_models_to_the_bit(kind, options, dt
     assert torch.equal(parts.logits(out.hidden_states[-1], normed=True), out.logits)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gemma3", "phi3", "olmo2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_recognised_even_with_large_keys(kind, dtype, ids):
+    model = tiny_model(kind, dtype=dtype, n_layers=4)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            if kind == "qwen2":  # whose real biases of keys are of this size
+                layer.self_attn.k_proj.bias[15::16] += 400.0
+    parts = anatomy(model)
+    assert all(layer.attention.verified for layer in parts.layers)
+    assert {layer.attention.rotary for layer in parts.layers} == {"half"}
+
+
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_shapes_and_what_is_shared(kind, ids):
     model = tiny_model(kind, n_layers=3)
@@ -178,15 +191,39 @@ def test_norms_play_the_roles_of_their_families():
 
 
 def test_norms_are_judged_by_where_they_stand_and_not_by_their_names():
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    class Renamed(LlamaDecoderLayer):
+        """The same layer, its norms under misleading names."""
+
+        input_layernorm = property(lambda self: self._modules["post_mlp_norm"])
+        post_attention_layernorm = property(lambda self: self._modules["input_norm"])
+
     model = tiny_model("llama")
-    for layer in model.model.layers:  # the two norms change their names, and the layer its way to them
-        first, second = layer.input_layernorm, layer.post_attention_layernorm
-        layer.input_layernorm, layer.post_attention_layernorm = second, first
-    parts = anatomy(model)
-    assert parts.layers[0].input_norm is model.model.layers[0].input_layernorm
+    for layer in model.model.layers:
+        layer._modules["post_mlp_norm"] = layer._modules.pop("input_layernorm")
+        layer._modules["input_norm"] = layer._modules.pop("post_attention_layernorm")
+        layer.__class__ = Renamed
+    layer = anatomy(model).layers[0]
+    assert layer.input_norm is layer.module._modules["post_mlp_norm"]
+    assert layer.mlp_norm is layer.module._modules["input_norm"]
+    assert layer.mlp_post_norm is None
+
+
+def test_norms_between_attention_and_mlp_come_in_their_order():
     gemma = anatomy(tiny_model("gemma3")).layers[0]
     assert gemma.post_attention_norms == (gemma.attention_post_norm, gemma.mlp_norm)
     assert gemma.post_attention_norm is gemma.mlp_norm
+
+
+def test_hooks_of_others_that_change_the_attention_do_not_mislead():
+    model = tiny_model("llama")
+    handles = [
+        layer.self_attn.register_forward_hook(lambda _module, _args, out: (3 * out[0], *out[1:]))
+        for layer in model.model.layers
+    ]
+    assert all(layer.attention.verified for layer in anatomy(model).layers)
+    assert hooks_of(model) == len(handles)
 
 
 def test_mlps_gate_their_features_or_not():
@@ -232,6 +269,9 @@ def test_what_was_found_is_asked_again_when_modules_change():
     model.model.layers[0].self_attn.q_proj = nn.Linear(64, 64)
     assert anatomy(model).layers[0].attention.q_proj is model.model.layers[0].self_attn.q_proj
     assert len(calls) == 2
+    model.set_attn_implementation("eager")
+    anatomy(model)
+    assert len(calls) == 3
     handle.remove()
 
 

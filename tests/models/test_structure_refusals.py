@@ -84,6 +84,7 @@ def test_the_language_model_is_found_beside_an_image_encoder():
 
 
 def test_layers_of_linear_attention_have_none_and_gated_ones_are_known():
+    pytest.importorskip("transformers.models.qwen3_next", reason="this transformers has no Qwen3-Next yet")
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(

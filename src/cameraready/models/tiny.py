@@ -85,6 +85,7 @@ def tiny_tokenizer(
         **{name: text for name, text in declared.items() if text is not None},
         chat_template=_CHAT_TEMPLATE if chat_template else None,
         padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
         model_max_length=max_positions,
     )

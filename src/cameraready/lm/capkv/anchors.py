@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from cameraready.lm.capkv.scores import check_left
 from cameraready.models import Anatomy, UnknownArchitecture, anatomy
 from cameraready.models.structure import apply_rotary
 from cameraready.models.structure.probing import PROBING
@@ -65,6 +66,8 @@ class QueryAnchors(Mapping[int, torch.Tensor]):
     ------
     UnknownArchitecture
         The model's attention modules are not found, or none has full attention.
+    ValueError
+        While reading: a second context, or padding that is not on the left.
 
     Examples
     --------
@@ -170,6 +173,7 @@ class _Reading:
             usable = ranks >= self._rule.n_sink
             self._real = torch.full((batch,), self.length, device=hidden.device)
         else:
+            check_left(real)
             every = real.long().cumsum(-1) - 1
             ranks = every[:, -new:].clamp_min(0)
             usable = real[:, -new:] & (ranks >= self._rule.n_sink)

@@ -203,11 +203,15 @@ def check_scores(cache: Any, scores: Mapping[int, torch.Tensor], n_kept: int) ->
         raise ValueError(f"n_kept is a number of tokens, 1 or more, got {n_kept!r}")
     for index, each in scores.items():
         if not 0 <= index < len(cache.layers):
-            raise ValueError(f"there are scores for layer {index}, but the cache has the layers 0 to {len(cache.layers) - 1}")
+            raise ValueError(
+                f"there are scores for layer {index}, but the cache has the layers 0 to {len(cache.layers) - 1}"
+            )
         layer = cache.layers[index]
         wanted = tuple(contents(layer)[0].shape[:3]) if layer.is_initialized else None
         if tuple(each.shape) != wanted:
-            raise ValueError(f"scores of layer {index} must be (B, Hkv, T) = {wanted} like its keys, got {tuple(each.shape)}")
+            raise ValueError(
+                f"scores of layer {index} must be (B, Hkv, T) = {wanted} like its keys, got {tuple(each.shape)}"
+            )
         if each.isnan().any():
             raise ValueError(f"scores of layer {index} hold NaN")
     check_even(cache, scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ class CapKVPress:
     follows later and may be about anything. When not: attention-based scores (SnapKV, expected attention) predicted what is
     read better in this package's study.
 
-    A row padded on the left loses its padding first; its sinks are its first real tokens. Rows of a batch store equally many pairs.
+    A row padded on the left loses its padding first; its sinks are its first real tokens. Rows of a batch store equally many
+    pairs, int(T (1 - ratio)) with the T of the padded batch, so that a short row keeps more of itself than it would alone.
 
     References
     ----------
@@ -154,9 +156,11 @@ class CapKVPress:
     @contextmanager
     def __call__(self, model: nn.Module) -> Iterator[CapKVPress]:
         """Prune the caches that `model` fills from empty inside the with block; nothing stays hooked after it."""
+        self.__post_init__()  # options may have been set since
         if self.compression_ratio == 0:
             yield self
             return
+        told: list[bool] = []  # whether the user was warned in this block
         if self.head_budgets == "adaptive":
             check_backend(model)
         parts = anatomy(model)
@@ -168,14 +172,16 @@ class CapKVPress:
                     stack.callback(watching.remove)
             for layer in layers:
                 module = layer.attention.module
-                hook = self._after(parts, layer.index)
+                hook = self._after(parts, layer.index, told)
                 stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
                 if self.head_budgets == "adaptive":
                     masking = module.register_forward_pre_hook(mask_short_heads(layer), with_kwargs=True)
                     stack.callback(masking.remove)
             yield self
 
-    def _after(self, parts: Any, index: int) -> Any:
+    def _after(self, parts: Any, index: int, told: list[bool]) -> Any:
+        from cameraready.lm.capkv.cache import PrunedLayer, prunable
+
         rule = self.anchor_rule()
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -184,10 +190,15 @@ class CapKVPress:
                 return
             at = cache_index(module, index)
             hidden = hidden_of(args, kwargs)
-            if cache.get_seq_length(at) != hidden.shape[1]:
-                return  # the context was read before
-            from cameraready.lm.capkv.cache import PrunedLayer, prunable
-
+            if cache.get_seq_length(at) != hidden.shape[1]:  # the context was read before
+                if hidden.shape[1] > 1 and isinstance(cache.layers[at], PrunedLayer) and not told:
+                    told.append(True)
+                    warnings.warn(
+                        f"CapKVPress prunes what fills an empty cache; {hidden.shape[1]} further tokens are kept whole. A prompt that is "
+                        "read in pieces (prefill_chunk_size) is pruned whole with QueryAnchors and prune_cache.",
+                        stacklevel=2,
+                    )
+                return
             if isinstance(cache.layers[at], PrunedLayer):
                 raise ValueError("two presses prune the same cache; use one, with the compression ratio of both")
             if not prunable(cache.layers[at]):
@@ -249,7 +260,9 @@ def prune_cache(
 
     check_cache(cache)
     if not isinstance(anchors, QueryAnchors):
-        raise TypeError(f"anchors are a QueryAnchors, recorded while the context was read, not {type(anchors).__name__}")
+        raise TypeError(
+            f"anchors are a QueryAnchors, recorded while the context was read, not {type(anchors).__name__}"
+        )
 
     press = CapKVPress(compression_ratio, tau, sigma, similarity, anchors.rule.n_sink, selection=selection)
     if compression_ratio == 0:

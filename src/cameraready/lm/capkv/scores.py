@@ -355,11 +355,24 @@ def check_shapes(
         raise ValueError(
             f"the attention mask is (B, T) = {(keys.shape[0], keys.shape[2])}, got {tuple(attention_mask.shape)}"
         )
+    if attention_mask is not None:
+        check_left(attention_mask)
+
+
+def check_left(attention_mask: torch.Tensor) -> None:
+    """Raise a ValueError where a row of (B, T) has padding after a real token: stored pairs would no longer lie under their mask."""
+    real = attention_mask.bool()
+    if (real[:, :-1] & ~real[:, 1:]).any():
+        raise ValueError(
+            "a row of the attention mask has padding behind or between real tokens; contexts are padded on the left "
+            "(tokenizer.padding_side = 'left'), as generation needs"
+        )
 
 
 def check_finite(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
+        # float8 knows no such question.
+        if not (tensor if tensor.element_size() > 1 else tensor.float()).isfinite().all():
             raise ValueError(
                 f"the {name} hold NaN or infinity; a model in float16 overflows on some inputs, bfloat16 and float32 do not"
             )

@@ -26,13 +26,13 @@ from cameraready.evidence import (
     violations,
 )
 from cameraready.lm._workload import ACCEPTS, open_lm
-from cameraready.lm.capkv import trials
-from cameraready.lm.capkv.policies import FURTHER, POLICIES, VARIANTS
 from cameraready.lm.capkv.press import CapKVPress
-from cameraready.lm.capkv.trials import KEEPS
+from cameraready.lm.capkv.trials import measured
+from cameraready.lm.capkv.trials.measured import KEEPS
+from cameraready.lm.capkv.trials.policies import FURTHER, POLICIES, VARIANTS
 
 PAPER = "Yang et al., 2026, arXiv:2604.25975"
-KVPRESS = Peer("kvpress==0.5.5", script="kvpress_peer.py", also=["torch==2.13.0"], installer="pip")
+KVPRESS = Peer("kvpress==0.5.5", script="trials/kvpress_peer.py", also=["torch==2.13.0"], installer="pip")
 
 MODELS = ["qwen2.5-coder-0.5b-instruct", "gemma-3-270m"]
 LARGE = ["Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"]
@@ -94,20 +94,20 @@ def plan_of_model(tier: str, workload: str) -> Iterator[dict[str, Any]]:
 
 def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[dict[str, Any]]:
     if part == "identity":
-        return trials.identities(**condition)
+        return measured.identities(**condition)
     if part == "capacity":
-        return trials.capacities(**condition)
+        return measured.capacities(**condition)
     if part == "speed":
         shape = SHAPES[condition.pop("shape")]
-        return trials.scoring(ctx, *shape, **condition)
+        return measured.scoring(ctx, *shape, **condition)
     if part in ("equal", "peer-speed"):
-        return trials.under_kvpress(ctx, part, condition.get("document", 0), condition.get("runs", 0))
+        return measured.under_kvpress(ctx, part, condition.get("document", 0), condition.get("runs", 0))
     if part == "exact":
-        return trials.exactness(workload, ctx, **condition)
+        return measured.exactness(workload, ctx, **condition)
     if part == "serve":
-        return trials.serving(workload, ctx, **condition)
+        return measured.serving(workload, ctx, **condition)
     keeps = KEEPS if part in ("text", "retrieval") else KEEPS[1:]
-    return trials.documents(workload, ctx, part, keeps=keeps, **condition)
+    return measured.documents(workload, ctx, part, keeps=keeps, **condition)
 
 
 def cost(spec: Spec, conditions: Sequence[dict[str, Any]], device: str, dtype: str) -> Cost:

@@ -98,6 +98,20 @@ def ill_conditioned(model: Any, seed: int, *, strength: float = 1.0, ids: Tensor
     return out.eval()
 
 
+def in_float64(model: Any) -> Any:
+    """A copy in float64 with RMSNorms of torch: transformers' own compute in float32 whatever the model is in."""
+    import copy
+
+    host = read_host(model)
+    out = copy.deepcopy(model).double()
+    norms = [host.final_norm, *(n for layer in host.layers for n in (layer.attention_norm, layer.mlp_norm))]
+    for norm in norms:
+        made = nn.RMSNorm(host.hidden, eps=norm.eps, dtype=torch.float64)
+        made.weight.data = out.get_submodule(norm.name).weight.data + norm.offset
+        out.set_submodule(norm.name, made)
+    return out
+
+
 def arrays(model: nn.Module) -> dict[str, np.ndarray]:
     """The state of a model as arrays, for a study's cache."""
     return {name: value.numpy() for name, value in model.state_dict().items()}

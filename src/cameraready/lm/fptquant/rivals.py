@@ -76,8 +76,10 @@ RECIPES: dict[str, Recipe] = {
     "fpt-start": Recipe(),
     "fpt-local": Recipe(local=True),
     "fpt": Recipe(local=True, trained=True),
-    **{f"no-{name}": Recipe({name: False}, local=True, trained=True) for name in TRANSFORMS},
-    **{f"only-{name}": Recipe({**NONE, name: True}, local=True, trained=True) for name in TRANSFORMS},
+    # One left out, fitted to the weights; two of them also trained. One alone.
+    **{f"no-{name}": Recipe({name: False}, local=True) for name in TRANSFORMS},
+    **{f"trained-no-{name}": Recipe({name: False}, local=True, trained=True) for name in ("prerope", "value")},
+    **{f"only-{name}": Recipe({**NONE, name: True}, local=True) for name in TRANSFORMS},
 }
 
 

@@ -113,5 +113,5 @@ def _check_head(anatomy: Any) -> None:
     head = anatomy.head
     if not isinstance(head, nn.Linear) or any(True for _ in head.children()) or not head.weight.is_floating_point():
         raise ValueError(
-            f"normaliser='candidates' reads single rows of the head, which a {type(head).__name__} does not offer; use normaliser='exact'"
+            f"normaliser='candidates' reads single rows of the head, which only a plain linear map offers, not an adapted or quantised {type(head).__name__}; use normaliser='exact'"
         )

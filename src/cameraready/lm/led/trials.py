@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,14 +82,10 @@ def walk(ctx: Context, *, block: int, imitate: int, reinforce: int, unseen: int)
 # --- problems solved -------------------------------------------------------------------------------------------------
 
 
-def rules(led: LEDConfig, temperatures: Sequence[float] = (0.6, 1.0)) -> dict[str, Rule]:
-    """Every rule at every temperature; a name without a number stands for the paper's temperature, 0.6."""
-    out = {}
-    for temperature in temperatures:
-        mark = "" if temperature == 0.6 else f"@{temperature}"
-        for kind in (*PLAIN, "dola", "led"):
-            out[kind + mark] = Rule(kind, temperature, led)
-    return out
+def rules(led: LEDConfig) -> dict[str, Rule]:
+    """The rules at the paper's temperature, 0.6; and those that a higher one may help at 1.0 too (``@1.0``)."""
+    usual = {kind: Rule(kind, 0.6, led) for kind in (*PLAIN, "dola", "led")}
+    return usual | {f"{kind}@1.0": Rule(kind, 1.0, led) for kind in ("temperature", "min-p", "top-k", "led")}
 
 
 def config_for(lm: Any, depth: int) -> LEDConfig:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cameraready.lm.watermark_power.constraints import (
+from cameraready.lm.watermark_power.plan import LEAST_SELFHASH, Plan, RidgePoint
+from cameraready.lm.watermark_power.theory.constraints import (
+    KEPT,
     Bars,
     Infeasible,
     Test,
@@ -18,12 +20,11 @@ from cameraready.lm.watermark_power.constraints import (
     lengths_around,
     solved,
 )
-from cameraready.lm.watermark_power.contexts import Contexts, as_probabilities
-from cameraready.lm.watermark_power.frontier import FrontierPoint, resamples, undominated
-from cameraready.lm.watermark_power.greenmass import Scheme, realised
-from cameraready.lm.watermark_power.plan import LEAST_SELFHASH, Plan, RidgePoint
-from cameraready.lm.watermark_power.predictor import Predictor
-from cameraready.lm.watermark_power.tails import check_alpha, check_length, number, threshold_count
+from cameraready.lm.watermark_power.theory.contexts import Contexts, as_probabilities
+from cameraready.lm.watermark_power.theory.frontier import FrontierPoint, resamples, undominated
+from cameraready.lm.watermark_power.theory.greenmass import Scheme, realised
+from cameraready.lm.watermark_power.theory.predictor import Predictor
+from cameraready.lm.watermark_power.theory.tails import check_alpha, check_length, number, threshold_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,8 +51,6 @@ class WatermarkCalibrator(Predictor):
         transformers' seeding schemes. "selfhash" favours at most the 40 most likely tokens.
     temperature, truncated :
         How the contexts were sampled (`from_model` fills them in); they decide what MarkLLM must be told.
-    kept : float
-        Share of scored tokens expected to survive editing; the others count as unwatermarked. 1 asks for no robustness.
     max_delta : float
         Largest bias that is considered.
 
@@ -169,6 +168,7 @@ class WatermarkCalibrator(Predictor):
         power: float,
         length: int,
         shortest: int | None = None,
+        kept: float = KEPT,
         gammas: Iterable[float] | None = None,
         test: Test = "exact",
     ) -> Plan:
@@ -185,8 +185,10 @@ class WatermarkCalibrator(Predictor):
         length : int
             Typical number of distinct scored n-grams; the plan's threshold and power are about it.
         shortest : int, optional
-            A tenth less by default. It matters: the least distorting watermarks ask for nearly all tokens to be green, and then a text that is
-            one token too short can never be significant. `from_model` keeps the lengths that texts had, in `lengths`.
+            A tenth less by default. `from_model` keeps the lengths that texts had, in `lengths`.
+        kept : float
+            Share of the tokens that survives editing. ``kept=1`` with ``shortest=length`` gives the least divergence of all, by a watermark
+            that asks for every single token to be green: one token less, or one edited, and the text is never found.
         gammas : iterable of float, optional
             Shares to look at; 23 from 0.05 to 0.98 by default.
         test : {"exact", "normal"}
@@ -194,7 +196,7 @@ class WatermarkCalibrator(Predictor):
         Returns
         -------
         Plan
-            ``plan.spare`` says how many red tokens a text of `length` may have. Ask for robustness with the calibrator's `kept`.
+            ``plan.spare`` says how many red tokens a text of `length` may have.
 
         Raises
         ------
@@ -204,8 +206,8 @@ class WatermarkCalibrator(Predictor):
         check_power(power)
         lengths = lengths_around(length, shortest)
         bars, ridge, best_reach = {}, [], (0.0, 0.0)
-        for gamma, share in self._grid(gammas, alpha, lengths[0]):
-            bars[gamma] = Bars.of(test, alpha, lengths, share)
+        for gamma, share in self._grid(gammas, alpha, lengths[0], kept):
+            bars[gamma] = Bars.of(test, alpha, lengths, share, kept)
             power_of = self._power_function(gamma, alpha, bars[gamma], test)
             reach = power_of(self.max_delta)
             best_reach = max(best_reach, (reach, gamma))
@@ -234,16 +236,17 @@ class WatermarkCalibrator(Predictor):
         length: int,
         max_kl: float,
         shortest: int | None = None,
+        kept: float = KEPT,
         gammas: Iterable[float] | None = None,
         test: Test = "exact",
     ) -> Plan:
-        """The most power at a divergence of at most `max_kl` nats a token; the power at the worst length counts, as in `minimise_distortion`."""
+        """The most power at a divergence of at most `max_kl` nats a token: of edited text at the worst length, as in `minimise_distortion`."""
         check_budget(max_kl)
         lengths = lengths_around(length, shortest)
         ridge, bars = [], {}
-        for gamma, share in self._grid(gammas, alpha, lengths[0]):
+        for gamma, share in self._grid(gammas, alpha, lengths[0], kept):
             delta = self._delta_of_kl(gamma, max_kl)
-            bars[gamma] = Bars.of(test, alpha, lengths, share)
+            bars[gamma] = Bars.of(test, alpha, lengths, share, kept)
             rate, kl = self._mass(gamma).rate_and_kl(delta)
             found, _ = self._least(rate, share, alpha, bars[gamma], test, exact=True)
             ridge.append(RidgePoint(gamma, delta, found, self._average(kl)))
@@ -256,13 +259,15 @@ class WatermarkCalibrator(Predictor):
         alpha: float,
         power: float,
         max_kl: float,
+        kept: float = KEPT,
         gammas: Iterable[float] | None = None,
         longest: int = 20_000,
     ) -> int:
         """The smallest number of distinct scored n-grams at which some watermark of divergence `max_kl` has the power.
 
-        Texts of a tenth less and more are then found as well, as in `minimise_distortion`. A somewhat longer text may fall short again, for
-        power jumps down where the threshold steps up.
+        Edited texts of a tenth less and more are then found as well, as in `minimise_distortion`. A somewhat longer text may fall short
+        again, for power jumps down where the threshold steps up. About a hundred lengths are looked at, each in
+        O(gammas * texts * length^2) where it is near.
 
         Raises
         ------
@@ -272,10 +277,12 @@ class WatermarkCalibrator(Predictor):
         check_power(power)
         check_budget(max_kl)
         check_alpha(alpha)
-        if gammas is not None:
-            gammas = list(gammas)
+        rates = [
+            (share, self._mass(gamma).rate_and_kl(self._delta_of_kl(gamma, max_kl))[0])
+            for gamma, share in self._grid(gammas, alpha, longest, kept)
+        ]
         low, high = 1, 16
-        while not self._suffices(high, alpha, power, max_kl, gammas):
+        while not self._suffices(high, alpha, power, rates, kept):
             low, high = high, 2 * high
             if low >= longest:
                 raise Infeasible(
@@ -284,13 +291,13 @@ class WatermarkCalibrator(Predictor):
                 )
         while high - low > 1:
             middle = (low + high) // 2
-            if self._suffices(middle, alpha, power, max_kl, gammas):
+            if self._suffices(middle, alpha, power, rates, kept):
                 high = middle
             else:
                 low = middle
         # Steps of the threshold: a shorter length may do as well.
-        for length in range(max(1, int(0.9 * high)), high):
-            if self._suffices(length, alpha, power, max_kl, gammas):
+        for length in np.unique(np.linspace(max(1, int(0.9 * high)), high - 1, 64).astype(int)).tolist():
+            if length < high and self._suffices(length, alpha, power, rates, kept):
                 return length
         return high
 
@@ -314,21 +321,25 @@ class WatermarkCalibrator(Predictor):
             raise ValueError(f"a frontier takes deltas and at least one resample, got {deltas.size} and {n_resamples}")
         draws = resamples(len(self._units), n_resamples, seed)
         points = []
-        for gamma, share in self._grid(gammas, alpha, length):
+        for gamma, share in self._grid(gammas, alpha, length, 1.0):
             count = threshold_count(alpha, length, share)
             for delta in deltas:
                 rate, kl = self._mass(gamma).rate_and_kl(delta)
-                power, powers = self._units.resampled(self._surviving(rate, share), length, count, draws)
+                power, powers = self._units.resampled(rate, length, count, draws)
                 each = self._units.means(kl)
                 points.append(FrontierPoint.of(gamma, float(delta), power, powers, each.mean(), draws @ each))
         return undominated(points)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _grid(self, gammas: Iterable[float] | None, alpha: float, shortest: int) -> list[tuple[float, float]]:
+    def _grid(
+        self, gammas: Iterable[float] | None, alpha: float, shortest: int, kept: float
+    ) -> list[tuple[float, float]]:
         check_alpha(alpha)
         if gammas is None:
-            grid = [g for g in default_gammas(alpha, shortest) if self.vocab_size is None or int(self.vocab_size * g)]
+            grid = [
+                g for g in default_gammas(alpha, shortest, kept) if self.vocab_size is None or int(self.vocab_size * g)
+            ]
             if self.scheme == "selfhash":
                 grid = [gamma for gamma in grid if gamma >= LEAST_SELFHASH]
         else:
@@ -363,13 +374,14 @@ class WatermarkCalibrator(Predictor):
             below, delta = (below, middle) if reached(middle) >= power else (middle, delta)
         return delta
 
-    def _suffices(self, length: int, alpha: float, power: float, max_kl: float, gammas: list[float] | None) -> bool:
-        lengths = lengths_around(length, None)
-        for gamma, share in self._grid(gammas, alpha, lengths[0]):
+    def _suffices(
+        self, length: int, alpha: float, power: float, rates: list[tuple[float, np.ndarray]], kept: float
+    ) -> bool:
+        lengths = lengths_around(length, None, most=21)
+        for share, rate in rates:
             if share ** lengths[0] > alpha:  # not even all green is significant
                 continue
-            bars = Bars.of("exact", alpha, lengths, share)
-            rate = self._mass(gamma).rate_and_kl(self._delta_of_kl(gamma, max_kl))[0]
+            bars = Bars.of("exact", alpha, lengths, share, kept)
             # The quick form first; only what is near is worth the exact one.
             quick, _ = self._least(rate, share, alpha, bars, "exact", exact=False)
             if quick > power - 0.01 and self._least(rate, share, alpha, bars, "exact", exact=True)[0] >= power:
@@ -379,7 +391,7 @@ class WatermarkCalibrator(Predictor):
     def _chosen(
         self, gamma: float, delta: float, alpha: float, length: int, bars: Bars, test: Test, ridge: list[RidgePoint]
     ) -> Plan:
-        plan = self.predict(gamma, delta, alpha=alpha, length=length, test=test)
-        rate = self._mass(gamma).rate_and_kl(delta)[0]
-        least, _ = self._least(rate, plan.green_share, alpha, bars, test, exact=True)
-        return replace(plan, shortest=bars.lengths[0], least_power=min(least, plan.power), ridge=tuple(ridge))
+        plan = self.predict(
+            gamma, delta, alpha=alpha, length=length, shortest=bars.lengths[0], kept=bars.kept, test=test
+        )
+        return replace(plan, ridge=tuple(ridge))

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from cameraready.lm.watermark_power.plan import Plan
-from cameraready.lm.watermark_power.tails import check_alpha
+from cameraready.lm.watermark_power.theory.tails import check_alpha
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,7 @@ def exact_detect(
     Notes
     -----
     Two positions whose list and token agree have the same answer, whatever else stands before them; so this pair is what is counted once.
+    Under "selfhash" with ``context_width=1`` the list depends on the token alone, so that every kind of token is scored once.
     transformers counts n-grams of the full context instead, of which "lefthash" with ``context_width > 1`` has several for one pair.
     One permutation of the vocabulary a distinct seed, O(vocab_size) each, over all texts together.
     """

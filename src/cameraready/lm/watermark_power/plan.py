@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from cameraready.lm.watermark_power.greenmass import Scheme
+from cameraready.lm.watermark_power.theory.greenmass import Scheme
 
 if TYPE_CHECKING:
     from transformers import WatermarkingConfig
@@ -47,13 +47,15 @@ class Plan:
     z_threshold : float
         The same for detectors that compare a z-score with ``>``; valid at `length` alone. At other lengths use `exact_detect`.
     power, least_power : float
-        Predicted share of watermarked texts that are found: of `length` n-grams, and of the worst length provided for.
+        Predicted share of watermarked texts that are found: unedited ones of `length` n-grams; and the worst of the lengths provided for, when
+        a share `kept` of the tokens survives.
+    kept : float
     kl, reverse_kl, total_variation : float
         Per token: KL(watermarked || original), KL(original || watermarked), in nats; total variation distance.
     log_perplexity_shift : float
         Change of the log-perplexity under the original model, nats a token.
     green_rate : float
-        Predicted share of green tokens in watermarked text.
+        Predicted share of green tokens in unedited watermarked text.
     ridge : tuple of RidgePoint
         The best of every gamma that was looked at.
     """
@@ -69,6 +71,7 @@ class Plan:
     size: float
     power: float
     least_power: float
+    kept: float
     kl: float
     reverse_kl: float
     total_variation: float

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor
 from transformers.generation.configuration_utils import BaseWatermarkingConfig
 
-from cameraready.lm.watermark_power.contexts import Contexts
+from cameraready.lm.watermark_power.theory.contexts import Contexts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

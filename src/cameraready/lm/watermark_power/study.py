@@ -28,10 +28,10 @@ from cameraready.evidence import (
     within,
 )
 from cameraready.lm._workload import ACCEPTS, open_lm
-from cameraready.lm.watermark_power import trials
 from cameraready.lm.watermark_power.calibrator import WatermarkCalibrator
-from cameraready.lm.watermark_power.claims import CHOICE, FORMULAS, HUMAN, JSON, MORE, ON_FAMILIES, OURS
-from cameraready.lm.watermark_power.synthetic import FAMILIES
+from cameraready.lm.watermark_power.experiment import trials
+from cameraready.lm.watermark_power.experiment.claims import CHOICE, FORMULAS, HUMAN, JSON, MORE, ON_FAMILIES, OURS
+from cameraready.lm.watermark_power.experiment.synthetic import FAMILIES
 
 PAPER = "Wang, He, Liu and Li, 2026, arXiv:2607.05694"
 #: KGW needs torch and transformers alone, which the peer takes from here; MarkLLM's other requirements are pinned to old releases.
@@ -95,6 +95,23 @@ ON_MODELS: dict[str, Any] = {"workloads": REAL, "where": TEXT, "pooled": False}
 EXACT: dict[str, Any] = {"scope": "exact", "source": ABSTRACT}
 REDUCED: dict[str, Any] = {"scope": "reduced", "source": ABSTRACT}
 
+POWER, KL, CHOSEN = pl.col("power"), pl.col("kl"), pl.col("arm") == "calibrated"
+
+
+def standard_error(column: pl.Expr) -> pl.Expr:
+    """Of the mean over the rows at hand."""
+    return column.std() / column.count().sqrt()
+
+
+#: By the means of all keys: more texts found, and less divergence, than the chosen watermark.
+BEATS_THE_CHOSEN = (
+    POWER.mean().over("arm") - POWER.filter(CHOSEN).mean()
+    > 2 * (standard_error(POWER).over("arm") ** 2 + standard_error(POWER.filter(CHOSEN)) ** 2).sqrt()
+) & (
+    KL.filter(CHOSEN).mean() - KL.mean().over("arm")
+    > 2 * (standard_error(KL).over("arm") ** 2 + standard_error(KL.filter(CHOSEN)) ** 2).sqrt()
+)
+
 STUDY = Study(
     open=open_workload,
     workloads={
@@ -145,9 +162,19 @@ STUDY = Study(
             1,
             part="c",
             paper="Predicted and empirical power agree on language models and data sets.",
-            tested="Texts that a small model writes on prompts it was not calibrated on, six watermarks, each under ten keys: share found minus predicted power within 0.1, mean over the six.",
-            measure=average("mean_gap", "calibrated"),
+            tested="Texts that a small model writes on prompts it was not calibrated on, the chosen watermark, ten keys: share found minus predicted power within 0.1.",
+            measure=average("gap", "calibrated"),
             rule=within(-0.1, 0.1),
+            **ON_MODELS,
+            **REDUCED,
+        ),
+        Claim(
+            1,
+            part="d",
+            paper="Predicted and empirical green-token rates agree.",
+            tested="The same of the share of green tokens under (0.25, 2): within 0.03.",
+            measure=average("green_gap", "lm-watermarking"),
+            rule=within(-0.03, 0.03),
             **ON_MODELS,
             **REDUCED,
         ),
@@ -186,9 +213,9 @@ STUDY = Study(
             3,
             part="a",
             paper="The procedure consistently identifies Pareto-optimal points.",
-            tested="Of 30 (gamma, delta), none has more power and less divergence than the chosen one on held-out simulated texts, by three standard errors of both.",
+            tested="Of 30 (gamma, delta), none has more power and less divergence than the least distorting choice on held-out simulated texts, by two standard errors of both.",
             measure=violations(
-                (pl.col("dominated") > 0) & (pl.col("arm") == "calibrated"), "a point that beats the chosen one"
+                (pl.col("dominated") > 0) & (pl.col("arm") == "nominal"), "points that beat the chosen one"
             ),
             rule=always(),
             where=CHOICE,
@@ -198,8 +225,19 @@ STUDY = Study(
         Claim(
             3,
             part="b",
+            paper="No other choice gives as much power with less distortion.",
+            tested="The choice's divergence over the least with which one of six gammas has the power that the choice turned out to have: below 1.05.",
+            measure=average("excess", "nominal"),
+            rule=below(1.05),
+            where=CHOICE,
+            **ON_FAMILIES,
+            **EXACT,
+        ),
+        Claim(
+            3,
+            part="c",
             paper="It improves on heuristic parameters: less distortion at equal power.",
-            tested="KL per token of generated text, chosen for the power of (0.25, 2), below that of (0.25, 2).",
+            tested="KL per token of generated text, chosen for the power of (0.25, 2) on edited text of the usual lengths, below that of (0.25, 2).",
             measure=ratio("kl", "equal-power", "lm-watermarking"),
             rule=below(1.0),
             **ON_MODELS,
@@ -207,7 +245,7 @@ STUDY = Study(
         ),
         Claim(
             3,
-            part="c",
+            part="d",
             paper="It improves on heuristic parameters: more power at equal distortion.",
             tested="Share of generated texts that are found, chosen for the divergence of (0.25, 2), above that of (0.25, 2).",
             measure=difference("power", "equal-kl", "lm-watermarking"),
@@ -217,12 +255,10 @@ STUDY = Study(
         ),
         Claim(
             3,
-            part="d",
+            part="e",
             paper="The chosen points are Pareto-optimal among all that were tried.",
-            tested="Under no key does another of the six watermarks find more texts with less divergence than the chosen one, by two standard errors of both.",
-            measure=violations(
-                (pl.col("dominated") > 0) & (pl.col("arm") == "calibrated"), "a point that beats the chosen one"
-            ),
+            tested="Over all keys together, none of five other watermarks finds more generated texts with less divergence, by two standard errors of both.",
+            measure=violations(BEATS_THE_CHOSEN, "rows of watermarks that beat the chosen one"),
             rule=always(),
             **ON_MODELS,
             **REDUCED,
@@ -231,7 +267,7 @@ STUDY = Study(
             4,
             part="a",
             paper="Constraints are met.",
-            tested="Power 0.9 asked for, calibrated on half of the texts: at least 0.88 on the other half, simulated.",
+            tested="Power 0.9 asked for, calibrated on half of the texts: above 0.88 on the other half, simulated.",
             measure=average("power", "calibrated"),
             rule=above(0.88),
             where=CHOICE,
@@ -242,7 +278,7 @@ STUDY = Study(
             4,
             part="b",
             paper="The false-positive rate is kept.",
-            tested="Of 2,000,000 simulated texts without watermark, a share of at most 1.05 alpha is found, alpha = 0.001.",
+            tested="Of 24,000 texts of random tokens with real green lists, a key for each 2,000, a share of less than 1.05 alpha is found, alpha = 0.05.",
             measure=average("false_alarms_per_alpha", "calibrated"),
             rule=below(1.05),
             where=CHOICE,
@@ -263,7 +299,7 @@ STUDY = Study(
             4,
             part="d",
             paper="Constraints are met on another domain.",
-            tested="The same watermark on prompts from source code: above 0.85.",
+            tested="The same watermark on prompts from source code, texts of any length: above 0.85.",
             measure=average("power_elsewhere", "calibrated"),
             rule=above(0.85),
             workloads=[GEMMA, QWEN],
@@ -275,8 +311,8 @@ STUDY = Study(
             5,
             part="a",
             paper="(Ours.) At equal power the divergence hardly depends on gamma, as long as it is at most 0.75.",
-            tested="The largest divergence over the least, gamma from 0.05 to 0.75, power 0.9 at 108 to 132 tokens and alpha = 0.001: below 1.25.",
-            measure=average("spread_small", "calibrated"),
+            tested="The largest divergence over the least, gamma from 0.05 to 0.75, power 0.9 at 120 tokens and alpha = 0.001: below 1.25.",
+            measure=average("spread_small", "nominal"),
             rule=below(1.25),
             where=CHOICE,
             **ON_FAMILIES,
@@ -287,7 +323,7 @@ STUDY = Study(
             part="b",
             paper="(Ours.) Nor does it beyond: most advice on gamma is noise.",
             tested="The same over all gammas, up to the largest at which all-green text is significant: below 1.25.",
-            measure=average("spread_all", "calibrated"),
+            measure=average("spread_all", "nominal"),
             rule=below(1.25),
             where=CHOICE,
             **ON_FAMILIES,
@@ -297,7 +333,7 @@ STUDY = Study(
             5,
             part="c",
             paper="(Ours.) The exact test, not the normal law, must decide.",
-            tested="Chosen by the normal law with thresholds of the exact test, the power falls short of the 0.9 that was asked for by more than 0.02.",
+            tested="Chosen by the normal law for power 0.9, the exact test finds less than 0.88.",
             measure=average("power", "normal"),
             rule=below(0.88),
             where=CHOICE,
@@ -307,14 +343,14 @@ STUDY = Study(
         *MORE,
         Untested(
             1,
-            part="d",
+            part="e",
             paper="Green-token rates of OPT-125M, GPT-2 and Pythia-160M on C4, LFQA and Wikipedia follow the closed form with R^2 above 0.98.",
             needs="these models and data sets from the hub, 45 settings with 100 texts of 200 tokens each: a GPU for a day",
             source=f"{PAPER}, the authors' repository",
         ),
         Untested(
             3,
-            part="e",
+            part="f",
             paper="It improves on optimal threshold watermarks and DiPmark as well.",
             needs="implementations of both that can be calibrated alike, and the models above",
             source=f"{PAPER}, the authors' repository",
@@ -323,9 +359,9 @@ STUDY = Study(
     answer=Answer(
         measure=ratio("kl", "equal-power", "lm-watermarking"),
         where=TEXT,
-        better="watermark {workload} with {level}: at the power of the customary (0.25, 2) the calibrated choice costs {estimate} times [{low}, {high}] its divergence",
-        worse="keep the customary (0.25, 2) on {workload}: at its power the calibrated choice costs {estimate} times [{low}, {high}] its divergence",
-        tie="watermark {workload} with {level}: at the power of the customary (0.25, 2) the calibrated choice costs about the same divergence, {estimate} times [{low}, {high}]",
+        better="watermark {workload} with {level}: at the power of the customary (0.25, 2), edits allowed for, the calibrated choice costs {estimate} times [{low}, {high}] its divergence",
+        worse="keep the customary (0.25, 2) on {workload}: at its power, edits allowed for, the calibrated choice costs {estimate} times [{low}, {high}] its divergence",
+        tie="watermark {workload} with {level}: at the power of the customary (0.25, 2), edits allowed for, the calibrated choice costs about the same divergence, {estimate} times [{low}, {high}]",
         by="setting",
         by_label="with {level}",
         workloads=REAL,

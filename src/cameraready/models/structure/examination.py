@@ -64,7 +64,7 @@ def _fingerprint(model: nn.Module, config: Any) -> tuple[Any, ...]:
     weight = next(model.parameters(), None)
     return (
         tuple((name, id(module)) for name, module in model.named_modules()),
-        getattr(config, "_attn_implementation", None),
+        tuple((name, repr(value)) for name, value in vars(config).items()),
         None if weight is None else weight.is_meta,
     )
 

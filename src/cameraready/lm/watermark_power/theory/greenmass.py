@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from cameraready.lm.watermark_power.contexts import Contexts
-from cameraready.lm.watermark_power.tails import number
+from cameraready.lm.watermark_power.theory.contexts import Contexts
+from cameraready.lm.watermark_power.theory.tails import number
 
 Scheme = Literal["lefthash", "selfhash"]
 

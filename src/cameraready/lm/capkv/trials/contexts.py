@@ -93,27 +93,28 @@ def answer_tokens(lm: LanguageModel, answer: str) -> tuple[torch.Tensor, int]:
 
 
 def own_of(workload: LMWorkload, lm: LanguageModel, part: str, document: int, length: int, n: int) -> Asked | None:
-    """The user's: prompts with answers, and tasks, are retrieval; prompts without answers are text."""
-    if workload.tasks and part == "retrieval":
-        task = workload.tasks[document % len(workload.tasks)]
-        if task == "own":
-            return prompt_of(workload, lm, part, document)
-        if task not in RETRIEVAL:
-            raise ValueError(
-                f"the task {task} has no context that could be pruned; name {', '.join(RETRIEVAL)} or own, with your prompts as --data"
-            )
-        make = {"passkey": passkey, "key_value": key_value, "multi_hop": multi_hop}[task]
-        return retrieval(lm, make(lm.tokenizer, length=length, n=n, seed=0, filler="prose")[document])
-    return None if workload.tasks else prompt_of(workload, lm, part, document)
+    """The user's: prompts take the place of texts, tasks that of hidden facts; what is left is not run."""
+    if part == "text":
+        return continuation(lm, document, length) if workload.prompts is None else prompt_of(workload, lm, document)
+    if part != "retrieval" or not workload.tasks:
+        return None
+    task = workload.tasks[document % len(workload.tasks)]
+    if task == "own":
+        return prompt_of(workload, lm, document)
+    if task not in RETRIEVAL:
+        raise ValueError(
+            f"the task {task} has no context that could be pruned; name {', '.join(RETRIEVAL)} or own, with your prompts as --data"
+        )
+    make = {"passkey": passkey, "key_value": key_value, "multi_hop": multi_hop}[task]
+    return retrieval(lm, make(lm.tokenizer, length=length, n=n, seed=0, filler="prose")[document])
 
 
-def prompt_of(workload: LMWorkload, lm: LanguageModel, part: str, document: int) -> Asked | None:
+def prompt_of(workload: LMWorkload, lm: LanguageModel, document: int) -> Asked | None:
+    """A prompt of the user's: its last tokens are read after pruning, and its answer, or else they, are scored."""
     prompts = workload.prompts or []
     if document >= len(prompts):
         return None
     prompt, answer = prompts[document]
-    if part != ("text" if answer is None else "retrieval"):
-        return None
     ids = lm.encode(prompt if answer is None else lm.prompt(prompt)).cpu()
     after = min(40, ids.shape[1] // 4) if answer is None else ASKED
     if ids.shape[1] - after < SHORTEST:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from scipy import optimize
 
-from cameraready.lm.watermark_power.tails import check_length, normal_threshold, number, threshold_count
+from cameraready.lm.watermark_power.theory.tails import check_length, normal_threshold, number, threshold_count
 
 Test = Literal["exact", "normal"]
 
@@ -19,20 +19,27 @@ class Infeasible(ValueError):
     """No watermark meets the constraints; the sentence says how near one comes."""
 
 
+#: Share of tokens that is expected to survive where nobody says otherwise: one in twenty may be edited.
+KEPT = 0.95
+
+
 @dataclass(frozen=True)
 class Bars:
-    """The counts that mean "watermarked" at each of several lengths."""
+    """What texts of several lengths must reach: the counts that mean "watermarked", when a share `kept` of the tokens survives."""
 
     lengths: tuple[int, ...]
     counts: tuple[int, ...]
+    kept: float = 1.0
 
     @classmethod
-    def of(cls, test: Test, alpha: float, lengths: tuple[int, ...], share: float) -> Bars:
+    def of(cls, test: Test, alpha: float, lengths: tuple[int, ...], share: float, kept: float = 1.0) -> Bars:
         """By the exact test or the normal law."""
-        return cls(lengths, tuple(threshold_of(test, alpha, length, share) for length in lengths))
+        if not 0.0 < number("kept", kept) <= 1.0:
+            raise ValueError(f"kept, the share of tokens that survive, must lie in (0, 1], got {kept!r}")
+        return cls(lengths, tuple(threshold_of(test, alpha, length, share) for length in lengths), float(kept))
 
 
-def lengths_around(length: int, shortest: int | None) -> tuple[int, ...]:
+def lengths_around(length: int, shortest: int | None, most: int = 61) -> tuple[int, ...]:
     """Lengths from `shortest` to as far beyond `length`, at most 61 of them; a tenth less, and more, by default.
 
     Raises ValueError unless ``1 <= shortest <= length``.
@@ -42,16 +49,15 @@ def lengths_around(length: int, shortest: int | None) -> tuple[int, ...]:
     if shortest > length:
         raise ValueError(f"shortest must be at most length, got {shortest} and {length}")
     longest = 2 * length - shortest
-    return tuple(
-        np.unique(np.linspace(shortest, longest, min(61, longest - shortest + 1)).round().astype(int)).tolist()
-    )
+    lengths = np.linspace(shortest, longest, min(most, longest - shortest + 1)).round().astype(int)
+    return tuple(np.unique([*lengths, length]).tolist())
 
 
-def default_gammas(alpha: float, shortest: int) -> list[float]:
-    """Shares from 0.05 to 0.98, and the largest at which all-green text of this length is significant, ``alpha^(1 / shortest)``."""
+def default_gammas(alpha: float, shortest: int, kept: float) -> list[float]:
+    """Shares from 0.05 to 0.98; where no edits are expected also the largest at which all-green text is significant, ``alpha^(1 / shortest)``."""
     grid = [round(0.05 * i, 2) for i in range(1, 19)] + [0.92, 0.94, 0.96, 0.98]
     largest = alpha ** (1 / shortest) * (1 - 1e-9)
-    return sorted({*grid, largest} if 0.01 < largest < 0.999 else set(grid))
+    return sorted({*grid, largest} if kept == 1 and 0.01 < largest < 0.999 else set(grid))
 
 
 def threshold_of(test: Test, alpha: float, length: int, share: float) -> int:

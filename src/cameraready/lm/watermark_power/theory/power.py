@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from cameraready.lm.watermark_power.tails import matched_tail, poisson_binomial_tail
+from cameraready.lm.watermark_power.theory.tails import matched_tail, poisson_binomial_tail
 
 
 class Units:
@@ -46,7 +46,7 @@ class Units:
         rate : array (n,)
             Chance that the token of each context is green.
         exact : bool
-            Poisson-binomial, O(texts * length^2); otherwise through its moments, O(n).
+            Poisson-binomial, O(texts * length^2), up to 2,000 tokens; otherwise through its moments, O(n), within 3e-3.
         """
         if self.texts is None:
             return np.atleast_1d(stats.binom.sf(count - 1, length, rate.mean()))
@@ -54,7 +54,7 @@ class Units:
         mean = np.bincount(self.texts, rate) / sizes
         within = np.maximum(np.bincount(self.texts, rate**2) / sizes - mean**2, 0.0)
         target = _means_at_length(mean, within, sizes, length)
-        if not exact:
+        if not exact or length > 2_000:
             spread = target * (1 - target) - np.minimum(within, target * (1 - target) * 0.999)
             return matched_tail(length * target, length * np.maximum(spread, 1e-12), count)
         positions = np.stack([_stretched(rate[self.texts == text], length) for text in range(len(sizes))])

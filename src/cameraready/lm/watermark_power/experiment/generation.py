@@ -12,8 +12,6 @@ from transformers import LogitsProcessor, WatermarkingConfig
 
 from cameraready.lm import _corpora
 from cameraready.lm.watermark_power.calibrator import WatermarkCalibrator
-from cameraready.lm.watermark_power.constraints import Infeasible
-from cameraready.lm.watermark_power.contexts import Contexts
 from cameraready.lm.watermark_power.detection import exact_detect
 from cameraready.lm.watermark_power.plan import Plan
 from cameraready.lm.watermark_power.sampling import (
@@ -23,6 +21,8 @@ from cameraready.lm.watermark_power.sampling import (
     still_writing,
     written,
 )
+from cameraready.lm.watermark_power.theory.constraints import Infeasible
+from cameraready.lm.watermark_power.theory.contexts import Contexts
 from cameraready.models import LanguageModel
 
 #: What a text must be found with.
@@ -125,8 +125,8 @@ def points(
     Raises Infeasible where the model's text cannot carry the power that is asked for.
     """
     task: dict[str, Any] = {"alpha": ALPHA, "length": length, "shortest": shortest}
-    default = calibrator.predict(0.25, 2.0, alpha=ALPHA, length=length)
-    reachable = min(max(default.power, 2 * ALPHA), 0.99)
+    default = calibrator.predict(0.25, 2.0, alpha=ALPHA, length=length, shortest=shortest, kept=0.95)
+    reachable = min(max(default.least_power, 2 * ALPHA), 0.99)
     return {
         "calibrated": calibrator.minimise_distortion(power=POWER, **task),
         "closed-form": calibrator.predict(*published, alpha=ALPHA, length=length),
@@ -212,13 +212,17 @@ def measure(
     setting: Setting,
     block: int,
     shortest: int,
+    *,
+    few: bool,
 ) -> dict[str, Any]:
     """One point under one key on the tests of both domains: what was predicted and what was found.
 
-    Power is predicted at the lengths that the texts turned out to have; `power_stated` is that of texts of at least `shortest`.
+    `few` takes a third of the prompts. Power is predicted at the lengths that the texts turned out to have; `power_stated` is that of texts of at least `shortest`.
     """
     seen = sampled.seen[block * setting.seen : (block + 1) * setting.seen]
     other = sampled.other[block * setting.other : (block + 1) * setting.other]
+    if few:  # the first third, on the calibration's domain alone
+        seen, other = seen[: max(1, len(seen) // 3)], []
     found = generate(lm, plan, seen + other, setting.tokens, key=15_485_863 + 7_919 * (block + 1), seed=10_007 + block)
     lengths, where = np.unique(np.maximum(found["scored"][: len(seen)], 1), return_inverse=True)
     powers = np.array(

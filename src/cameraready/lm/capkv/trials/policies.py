@@ -21,6 +21,7 @@ from cameraready.models.structure import apply_rotary
 
 N_SINK = 4
 N_FUTURE = 512
+QUERIES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +196,14 @@ def key_leverage(state: LayerState, sketch: int = 48) -> torch.Tensor:
 
 def mean_attention(state: LayerState) -> torch.Tensor:
     """Attention received, averaged over the queries that could pay it (H2O: Zhang et al., 2023, arXiv:2306.14048)."""
-    length = state.length
-    logits = state.queries @ state.by_head(state.keys).transpose(2, 3) * state.attention.scaling
-    later = torch.ones(length, length, dtype=torch.bool, device=logits.device).triu(1)
-    received = logits.masked_fill(later, -torch.inf).softmax(-1, dtype=torch.float32).sum(2)
-    return state.grouped(received / torch.arange(length, 0, -1, device=logits.device))
+    length, keys = state.length, state.by_head(state.keys).transpose(2, 3)
+    received = keys.new_zeros(1, keys.shape[1], length, dtype=torch.float32)
+    for start in range(0, length, QUERIES):  # a few rows of the attention matrix at a time
+        queries = state.queries[:, :, start : start + QUERIES]
+        later = torch.ones(queries.shape[2], length, dtype=torch.bool, device=keys.device).triu(start + 1)
+        logits = (queries @ keys * state.attention.scaling).masked_fill(later, -torch.inf)
+        received += logits.softmax(-1, dtype=torch.float32).sum(2)
+    return state.grouped(received / torch.arange(length, 0, -1, device=keys.device))
 
 
 #: What the study decides between.

@@ -13,9 +13,9 @@ import torch
 from cameraready.lm._scoring import negative_log_likelihood
 from cameraready.lm.capkv.anchors import cache_index, full_attention
 from cameraready.lm.capkv.cache import contents, prune_by_scores
-from cameraready.lm.capkv.policies import N_SINK, LayerState, Policy, protected
 from cameraready.lm.capkv.scores import information, relevance
 from cameraready.lm.capkv.selection import kept_positions
+from cameraready.lm.capkv.trials.policies import N_SINK, LayerState, Policy, protected
 from cameraready.models import Anatomy, LanguageModel, anatomy, capture
 
 #: Tokens of vocabulary logits that are computed at once, in entries; bounds the memory of a batch of policies.

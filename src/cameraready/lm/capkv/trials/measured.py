@@ -14,12 +14,20 @@ from cameraready.evidence import Context, interleave
 from cameraready.lm._workload import LMWorkload
 from cameraready.lm.capkv.anchors import QueryAnchors, full_attention
 from cameraready.lm.capkv.cache import contents
-from cameraready.lm.capkv.contexts import asked_of
-from cameraready.lm.capkv.policies import FURTHER, POLICIES, VARIANTS, LayerState, capkv, expected_attention, snapkv
 from cameraready.lm.capkv.press import CapKVPress, prune_cache
-from cameraready.lm.capkv.reading import attended, continued, forward, read, scores_of
 from cameraready.lm.capkv.scores import greedy_gains, information, leverages, relevance
 from cameraready.lm.capkv.selection import kept_positions
+from cameraready.lm.capkv.trials.contexts import asked_of
+from cameraready.lm.capkv.trials.policies import (
+    FURTHER,
+    POLICIES,
+    VARIANTS,
+    LayerState,
+    capkv,
+    expected_attention,
+    snapkv,
+)
+from cameraready.lm.capkv.trials.reading import attended, continued, forward, read, scores_of
 from cameraready.models import LanguageModel, anatomy, tiny_model
 
 Row = dict[str, Any]

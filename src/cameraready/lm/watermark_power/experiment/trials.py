@@ -10,12 +10,12 @@ from scipy import stats
 
 from cameraready.evidence import Context, Cost, Spec
 from cameraready.lm._workload import LMWorkload
-from cameraready.lm.watermark_power import synthetic
 from cameraready.lm.watermark_power.calibrator import WatermarkCalibrator
-from cameraready.lm.watermark_power.constraints import Infeasible
+from cameraready.lm.watermark_power.experiment import synthetic
+from cameraready.lm.watermark_power.experiment.synthetic import FAMILIES, GRID, POSITIONS, TEXTS, VOCAB, Family
 from cameraready.lm.watermark_power.plan import Plan
-from cameraready.lm.watermark_power.synthetic import FAMILIES, GRID, POSITIONS, TEXTS, VOCAB, Family
-from cameraready.lm.watermark_power.tails import normal_threshold, size, threshold_count
+from cameraready.lm.watermark_power.theory.constraints import Infeasible
+from cameraready.lm.watermark_power.theory.tails import normal_threshold, size, threshold_count
 
 ALPHA, POWER = 1e-3, 0.9
 #: Prompts that a real model is calibrated on.
@@ -30,14 +30,14 @@ def prepared(workload: Any, device: str, dtype: str) -> dict[str, np.ndarray]:
         p = synthetic.distributions(workload)
         return {"masses": synthetic.list_masses(p, synthetic.GAMMAS, synthetic.LISTS, FAMILIES.index(workload))}
     if isinstance(workload, LMWorkload):
-        from cameraready.lm.watermark_power import generation
+        from cameraready.lm.watermark_power.experiment import generation
 
         lm = opened(workload, device, dtype)
         setting = setting_of(workload)
         sampled = generation.prompts_of(lm, workload.prompts, setting, keys=1)
         return generation.calibrate(lm, sampled.calibration, setting.tokens)
     if workload == "human-text":
-        from cameraready.lm.watermark_power import human
+        from cameraready.lm.watermark_power.experiment import human
         from cameraready.models import open_model
 
         lm = open_model(TOKENIZER)
@@ -60,11 +60,11 @@ def opened(workload: LMWorkload, device: str, dtype: str) -> Any:
 
 def setting_of(workload: LMWorkload) -> Any:
     """How much is generated on this model."""
-    from cameraready.lm.watermark_power.generation import Setting
+    from cameraready.lm.watermark_power.experiment.generation import Setting
 
     if workload.is_tiny:
         return Setting(4, 2, 1, 8)
-    return Setting(CALIBRATION, 9, 0, TOKENS) if workload.prompts else Setting(CALIBRATION, 6, 3, TOKENS)
+    return Setting(CALIBRATION, 18, 0 if workload.prompts else 6, TOKENS)
 
 
 # --- simulated texts -------------------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ def grid(workload: str, ctx: Context, *, length: int, texts: int) -> Iterator[di
                 "power": found,
                 "predicted": said.power,
                 "covered": float(abs(found - said.power) <= 2 * error + 1 / texts),
-                "kl": kl,
-                "kl_ratio": kl / said.kl,
+                "kl": float(kl.mean()),
+                "kl_ratio": float(kl.mean()) / said.kl,
             }
 
 
@@ -108,57 +108,55 @@ def choice(workload: str, ctx: Context, *, split: int, length: int, texts: int) 
     mine, theirs = order[: TEXTS // 2], order[TEXTS // 2 :]
     labels = np.repeat(np.arange(len(mine)), POSITIONS)
     calibrator = WatermarkCalibrator.from_probs(family.probabilities[family.rows(mine).ravel()], texts=labels)
-    robust = WatermarkCalibrator(calibrator.contexts, texts=labels, vocab_size=VOCAB, kept=0.9)
-    task: dict[str, Any] = {"alpha": ALPHA, "length": length, "gammas": synthetic.GAMMAS}
+    shortest = round(0.9 * length)
+    seeds = iter(range(1_000 * split, 1_000 * (split + 1)))
 
-    def least(power: float, source: WatermarkCalibrator = calibrator, **options: Any) -> Plan:
-        return source.minimise_distortion(power=power, **task, **options)
+    def on_others(gamma: float, delta: float, **options: Any) -> dict[str, float]:
+        return tried(family, theirs, gamma, delta, n=texts, seed=next(seeds), **{"length": length, **options})
 
-    defaults = {
-        "markllm": calibrator.predict(0.5, 2.0, alpha=ALPHA, length=length),
-        "lm-watermarking": calibrator.predict(0.25, 2.0, alpha=ALPHA, length=length),
-    }
-    plans = {"calibrated": least(POWER), "edited": least(POWER, robust), **defaults}
-    for name, other in defaults.items():
-        plans[f"equal-power-{name}"] = least(min(max(other.power, 2 * ALPHA), 0.999))
-        plans[f"equal-kl-{name}"] = calibrator.maximise_power(max_kl=other.kl, **task)
-    plans["normal"] = least(POWER, test="normal")
-    _, delta = published(ALPHA, length, VOCAB, gamma=0.92)
-    plans["closed-form"] = calibrator.predict(0.92, delta, alpha=ALPHA, length=length)
-    # Thirty points on the same held-out texts, once for all arms.
-    others = [
-        tried(family, theirs, gamma, delta, length=length, n=texts, seed=10_000 * split + number)
-        for number, (gamma, delta) in enumerate(GRID)
-    ]
-    for number, (arm, plan) in enumerate(plans.items()):
-        mine_tried = tried(
-            family, theirs, plan.gamma, plan.delta, length=length, n=texts, seed=10_000 * split + 500 + number
-        )
+    plans = chosen(calibrator, length, shortest)
+    grid_points = [{"gamma": gamma, **on_others(gamma, delta)} for gamma, delta in GRID]
+    for arm, plan in plans.items():
+        found = on_others(plan.gamma, plan.delta)
         row = {
             "arm": arm,
             "block": f"split-{split}",
             "gamma": plan.gamma,
             "delta": plan.delta,
-            "power": mine_tried["power"],
-            "kl": mine_tried["kl"],
+            "power": found["power"],
+            "kl": found["kl"],
             "predicted": plan.power,
-            "power_edited": tried(
-                family,
-                theirs,
-                plan.gamma,
-                plan.delta,
-                length=length,
-                n=texts,
-                seed=10_000 * split + 900 + number,
-                kept=0.9,
-            )["power"],
-            "dominated": sum(dominates(other, mine_tried, 3.0) for other in others),
+            "power_worst": on_others(plan.gamma, plan.delta, length=shortest, kept=0.95)["power"],
+            "dominated": sum(dominates(other, found, 2.0) for other in grid_points),
+            "excess": excess(found, grid_points),
         }
-        if arm == "calibrated":
+        if arm == "nominal":
             row |= laws(calibrator, plan)
-            null = synthetic.null(plan.green_share, length=length, n=2_000_000 // 12, seed=split)
-            row["false_alarms_per_alpha"] = float((null >= plan.threshold_count).mean()) / ALPHA
+        if arm == "calibrated":
+            values = synthetic.null(
+                plan.to_transformers(hashing_key=15_485_863 + split), length=length, n=texts, seed=split
+            )
+            row["false_alarms_per_alpha"] = float((values <= 0.05).mean()) / 0.05
         yield row
+
+
+def chosen(calibrator: WatermarkCalibrator, length: int, shortest: int) -> dict[str, Plan]:
+    """The watermarks of a split, by arm."""
+    task: dict[str, Any] = {"alpha": ALPHA, "length": length, "gammas": synthetic.GAMMAS}
+    exactly: dict[str, Any] = {"shortest": length, "kept": 1.0}
+    plans = {
+        "calibrated": calibrator.minimise_distortion(power=POWER, **task),
+        "nominal": calibrator.minimise_distortion(power=POWER, **task, **exactly),
+        "normal": calibrator.minimise_distortion(power=POWER, **task, **exactly, test="normal"),
+        "closed-form": calibrator.predict(*published(ALPHA, length, VOCAB, gamma=0.92), alpha=ALPHA, length=length),
+    }
+    for name, gamma in (("markllm", 0.5), ("lm-watermarking", 0.25)):
+        default = calibrator.predict(gamma, 2.0, alpha=ALPHA, length=length, shortest=shortest, kept=0.95)
+        power = min(max(default.least_power, 2 * ALPHA), 0.99)
+        plans[name] = default
+        plans[f"equal-power-{name}"] = calibrator.minimise_distortion(power=power, **task)
+        plans[f"equal-kl-{name}"] = calibrator.maximise_power(max_kl=default.kl, **task)
+    return plans
 
 
 def published(alpha: float, length: int, vocab_size: int | None, gamma: float | None = None) -> tuple[float, float]:
@@ -181,12 +179,11 @@ def tried(
     """Power under the exact test and divergence, with their standard errors."""
     greens, kl = synthetic.simulate(family, texts, gamma, delta, length=length, n=n, seed=seed, kept=kept)
     power = float((greens >= threshold_count(ALPHA, length, int(gamma * VOCAB) / VOCAB)).mean())
-    # Texts of a family differ by at most a factor of a few in divergence: a tenth of it over the root of n is generous.
     return {
         "power": power,
-        "power_error": np.sqrt(power * (1 - power) / n) + 0.5 / n,
-        "kl": kl,
-        "kl_error": kl / np.sqrt(n),
+        "power_error": float(np.sqrt(power * (1 - power) / n) + 0.5 / n),
+        "kl": float(kl.mean()),
+        "kl_error": float(kl.std() / np.sqrt(n)),
     }
 
 
@@ -195,6 +192,22 @@ def dominates(other: Mapping[str, float], one: Mapping[str, float], errors: floa
     more = other["power"] - one["power"] > errors * np.hypot(other["power_error"], one["power_error"])
     less = one["kl"] - other["kl"] > errors * np.hypot(other["kl_error"], one["kl_error"])
     return bool(more and less)
+
+
+def excess(one: Mapping[str, float], points: Sequence[Mapping[str, float]]) -> float | None:
+    """The divergence of `one` over the least with which some gamma's curve through `points` has its power; None where no curve has it."""
+    needed = []
+    for gamma in {point["gamma"] for point in points}:
+        curve = sorted((point["kl"], point["power"]) for point in points if point["gamma"] == gamma)
+        kl, power = np.array(curve).T
+        between = [i for i in range(len(kl) - 1) if power[i] < one["power"] <= power[i + 1]]
+        if between:
+            # Logarithm of the divergence against the normal score of the power: nearly a line.
+            i = between[0]
+            low, at, high = stats.norm.ppf(np.clip([power[i], one["power"], power[i + 1]], 1e-3, 1 - 1e-3))
+            share = (at - low) / max(high - low, 1e-9)
+            needed.append(np.exp(np.log(kl[i]) + share * np.log(kl[i + 1] / kl[i])))
+    return float(one["kl"] / min(needed)) if needed else None
 
 
 def laws(calibrator: WatermarkCalibrator, plan: Plan) -> dict[str, float]:
@@ -257,7 +270,7 @@ def human(workload: str, ctx: Context, *, key_number: int, texts: int) -> Iterat
     """False alarms under one key on its own thousand windows."""
     import torch
 
-    from cameraready.lm.watermark_power import human as null
+    from cameraready.lm.watermark_power.experiment import human as null
 
     rows = ctx.prepared["windows"][key_number * texts : (key_number + 1) * texts]
     windows = torch.from_numpy(np.array(rows))
@@ -267,7 +280,7 @@ def human(workload: str, ctx: Context, *, key_number: int, texts: int) -> Iterat
 
 def real(workload: LMWorkload, ctx: Context, *, key_number: int) -> Iterator[dict[str, Any]]:
     """Six watermarks under one key on prompts of their own."""
-    from cameraready.lm.watermark_power import generation
+    from cameraready.lm.watermark_power.experiment import generation
 
     lm = opened(workload, ctx.device, ctx.dtype)
     setting = setting_of(workload)
@@ -287,7 +300,16 @@ def real(workload: LMWorkload, ctx: Context, *, key_number: int) -> Iterator[dic
         except Infeasible as error:
             raise Infeasible(f"{workload.name} cannot be watermarked to order on these prompts: {error}") from error
     found = {
-        arm: generation.measure(lm, calibrator, plan, sampled, setting, key_number, shortest)
+        arm: generation.measure(
+            lm,
+            calibrator,
+            plan,
+            sampled,
+            setting,
+            key_number,
+            shortest,
+            few=arm != "calibrated" and not workload.is_tiny,
+        )
         for arm, plan in plans.items()
     }
     setting_text = generation.advice(plans["calibrated"])
@@ -297,31 +319,14 @@ def real(workload: LMWorkload, ctx: Context, *, key_number: int) -> Iterator[dic
             "block": f"key-{key_number}",
             **row,
             "kl_ratio": row["kl"] / row["kl_predicted"],
-            "mean_gap": float(np.mean([each["gap"] for each in found.values()])),
-            "dominated": sum(
-                dominates(with_errors(other, setting.seen), with_errors(row, setting.seen), 2.0)
-                for name, other in found.items()
-                if name != arm
-            ),
             "setting": setting_text,
         }
-
-
-def with_errors(row: Mapping[str, float], n: int) -> dict[str, float]:
-    """Power and divergence of a few texts, with standard errors that do not vanish at shares of 0 and 1."""
-    share = (row["power"] * n + 1) / (n + 2)
-    return {
-        "power": row["power"],
-        "power_error": float(np.sqrt(share * (1 - share) / n)),
-        "kl": row["kl"],
-        "kl_error": 0.3 * row["kl"] / np.sqrt(n),
-    }
 
 
 def ready(workload: Any) -> WatermarkCalibrator:
     """A calibrator on the workload's own text."""
     if isinstance(workload, LMWorkload):
-        from cameraready.lm.watermark_power import generation
+        from cameraready.lm.watermark_power.experiment import generation
 
         arrays = prepared(workload, "cpu", "")
         return generation.calibrator_of(arrays)
@@ -336,7 +341,7 @@ def cost(spec: Spec, conditions: Sequence[Mapping[str, Any]], device: str, dtype
     from cameraready.models.cost import cost_of
 
     name = spec.value if spec.kind == "value" else f"hf:{spec.name}" if spec.kind == "hf" else spec.path or spec.name
-    sequences = CALIBRATION + sum(6 * 9 for condition in conditions)
+    sequences = CALIBRATION + (18 + 6 + 5 * 6) * len(conditions)
     found = cost_of(
         name,
         prompt_tokens=32,
@@ -352,6 +357,6 @@ def cost(spec: Spec, conditions: Sequence[Mapping[str, Any]], device: str, dtype
         found.downloads,
         (
             *found.notes,
-            f"{sequences} continuations of {TOKENS} tokens each, in batches of 9; your prompts may be longer than the 32 tokens assumed",
+            f"{sequences} continuations of {TOKENS} tokens each, in batches of 6 to 24; your prompts may be longer than the 32 tokens assumed",
         ),
     )

@@ -1,0 +1,541 @@
+"""FPTQuant put to the test: exactness, flat weights, massive tokens, INT4 against other transforms, what each part is worth, its price."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from cameraready.evidence import (
+    Answer,
+    Claim,
+    Context,
+    Cost,
+    Study,
+    Untested,
+    above,
+    always,
+    below,
+    interleave,
+    ratio,
+    versus_best,
+    violations,
+)
+from cameraready.lm._workload import ACCEPTS, LMWorkload
+from cameraready.lm.fptquant.base_model import ill_conditioned, in_float64
+from cameraready.lm.fptquant.host import TRANSFORMS
+from cameraready.lm.fptquant.merging import FPTConfig
+from cameraready.lm.fptquant.optimisation import p_norm
+from cameraready.lm.fptquant.quantisers import QuantConfig
+from cameraready.lm.fptquant.quantizer import FPTQuantizer
+from cameraready.lm.fptquant.rivals import NONE, RECIPES
+from cameraready.lm.fptquant.workloads import SPEED, TRAINED, TrainedModel, WideModel, nats, open_workload, texts
+
+PAPER = "van Breugel, Bondarenko, Whatmough and Nagel, 2025, arXiv:2506.04985"
+QWEN, GEMMA = "qwen2.5-coder-0.5b-instruct", "gemma-3-270m"
+FULL_BITS = 16  # stands for "not quantised" in conditions
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+FITTED = ("rtn", "smooth", "hadamard", "fpt-start", "fpt-local", *(f"no-{name}" for name in TRANSFORMS))
+ALONE = tuple(f"only-{name}" for name in TRANSFORMS)
+TRAINED_ARMS = ("spin", "fpt")
+
+
+def quantise(quantizer: str, block: int = -1, **more: Any) -> dict[str, Any]:
+    """A condition: W4A4KV4 and the residual stream in full precision, unless `more` says otherwise."""
+    bits = {"weights": 4, "activations": 4, "kv": 4, "residual": FULL_BITS}
+    where = {} if block < 0 else {"block": block}
+    return {"part": "quantise", **where, "quantizer": quantizer, **bits, **more}
+
+
+def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
+    smoke = tier == "smoke"
+    if workload in SPEED:
+        yield {"part": "speed", "tokens": 16 if smoke else 256, "repeats": 2 if smoke else 20}
+    elif workload in TRAINED:
+        for block in range(1 if smoke else 10 if tier == "desk" else 30):
+            yield from trained_block(block, smoke)
+    else:
+        yield from given_model(workload, smoke)
+
+
+def trained_block(block: int, smoke: bool) -> Iterator[dict[str, Any]]:
+    steps = 2 if smoke else 60
+    yield {"part": "exact", "block": block, "quantizer": "fpt"}
+    for outliers in (True,) if smoke else (True, False):
+        more = {"outliers": outliers, "local": 2 if smoke else 60}
+        for name in FITTED:
+            yield quantise(name, block, steps=0, **more)
+        for name in ("trained-no-prerope", "trained-no-value") if not outliers else ():
+            yield quantise(name, block, steps=steps, **more)
+        for name in ALONE if not outliers else ():
+            yield quantise(name, block, steps=0, **more)
+        for name in TRAINED_ARMS:
+            yield quantise(name, block, steps=steps, **more)
+    stream = {"weights": FULL_BITS, "activations": FULL_BITS, "kv": FULL_BITS, "residual": 8}
+    for name in ("rtn", "only-residual_scale"):
+        yield quantise(name, block, steps=0, outliers=False, local=0, **stream)
+
+
+def given_model(workload: str, smoke: bool) -> Iterator[dict[str, Any]]:
+    """A packaged or a user's model: exactness, then arms on the same ten windows of text."""
+    size = {"windows": 2, "length": 24, "calibration": 1} if smoke else {"windows": 10, "length": 256, "calibration": 8}
+    # Packaged weights are four-bit inside already: only activations and the cache are quantised there.
+    weights = 4 if workload == "own" else FULL_BITS
+    yield {"part": "exact", "quantizer": "fpt", **size}
+    stream = {"weights": FULL_BITS, "activations": FULL_BITS, "kv": FULL_BITS, "residual": 8}
+    local = {"local": 2 if smoke else 20, "rows": 64, "steps": 0}
+    for name in ("rtn", "only-residual_scale"):
+        yield quantise(name, **{**local, "local": 0}, **size, **stream)
+    for activations in (FULL_BITS, 8):
+        for name in ("rtn", "smooth", "hadamard", "fpt-local"):
+            if activations == FULL_BITS and name == "smooth":
+                continue  # the cache's keys are what they were
+            yield quantise(name, weights=weights, activations=activations, **local, **size)
+
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def prepare(workload: Any, ctx: Context) -> dict[str, np.ndarray]:
+    return workload.prepare() if isinstance(workload, TrainedModel) else {}
+
+
+def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[dict[str, Any]]:
+    if part == "speed":
+        return speed(workload, ctx, **condition)
+    if isinstance(workload, TrainedModel):
+        if part == "exact":
+            return exact_everywhere(workload, ctx, **condition)
+        return on_trained(workload, ctx, **condition)
+    return (exact_here if part == "exact" else on_given)(workload, ctx, **condition)
+
+
+def bits_of(weights: int, activations: int, kv: int, residual: int) -> QuantConfig:
+    given = {"weights": weights, "activations": activations, "kv": kv, "residual": residual}
+    return QuantConfig(**{name: None if bits >= FULL_BITS else bits for name, bits in given.items()})
+
+
+def on_trained(
+    workload: TrainedModel,
+    ctx: Context,
+    *,
+    block: int,
+    quantizer: str,
+    outliers: bool,
+    local: int,
+    steps: int,
+    **bits: int,
+) -> list[dict[str, Any]]:
+    seed = 1_000 * ctx.seed + block
+    batches, held_out = workload.text(seed)
+    model = workload.model(ctx.prepared)
+    if outliers:
+        model = ill_conditioned(model, seed, ids=torch.cat(batches))
+    arm = ctx.select(RECIPES)[quantizer]
+    row: dict[str, Any] = {"windows": len(held_out)}
+    if quantizer in RECIPES and quantizer not in ctx.own:
+        options = {"steps": local, "lr": 3e-2}
+        made = arm.make(model, batches, bits_of(**bits), seed=seed, local=options, steps=steps)
+        row["weight_norm"] = weight_norm(made)
+        made = made.model
+    else:
+        made = arm(model, batches)
+    plain = float(np.mean(nats(model, held_out)))
+    return [{**row, **scores(float(np.mean(nats(made, held_out))), plain)}]
+
+
+def weight_norm(fpt: FPTQuantizer) -> float:
+    """Sum over the projections of the decoder layers of (mean |w|^4)^(1/4), as merged."""
+    names = [
+        name
+        for layer in fpt.host.layers
+        for name in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+    ]
+    return sum(float(p_norm(fpt.model.get_submodule(name).weight.detach(), 4.0)) for name in names)
+
+
+def scores(found: float, plain: float) -> dict[str, float]:
+    """Cross-entropies in nats a token, the perplexity, and the excess over full precision."""
+    return {"nats": found, "full_nats": plain, "excess": found - plain, "perplexity": math.exp(min(found, 50.0))}
+
+
+def on_given(
+    workload: LMWorkload,
+    ctx: Context,
+    *,
+    quantizer: str,
+    windows: int,
+    length: int,
+    calibration: int,
+    local: int,
+    rows: int,
+    steps: int,
+    **bits: int,
+) -> list[dict[str, Any]]:
+    lm = workload.model(ctx.device, ctx.dtype or "float32")
+    batches, held_out = texts(workload, lm, calibration=calibration, evaluation=windows, length=length)
+    batches = [ids.to(ctx.device) for ids in batches]
+    arm = ctx.select(RECIPES)[quantizer]
+    if quantizer in RECIPES and quantizer not in ctx.own:
+        options = {"steps": local, "lr": 3e-2, "rows": rows}
+        fpt = arm.make(lm.model, batches, bits_of(**bits), seed=ctx.seed, local=options, steps=steps)
+        made, skipped = fpt.model, ", ".join(fpt.skipped)
+    else:
+        made, skipped = arm(lm.model, batches), ""
+    found, plain = nats(made, held_out, ctx.device), nats(lm.model, held_out, ctx.device)
+    return [
+        {"block": block, "skipped": skipped, **scores(*pair)}
+        for block, pair in enumerate(zip(found, plain, strict=True))
+    ]
+
+
+# --- exactness -------------------------------------------------------------------------------------------------------
+
+
+def exact_everywhere(workload: TrainedModel, ctx: Context, *, block: int, quantizer: str) -> list[dict[str, Any]]:
+    """A tenth of the 64 subsets of transforms, with parameters drawn at random, in float64; a row each."""
+    seed = 1_000 * ctx.seed + block
+    model = in_float64(workload.model(ctx.prepared))
+    ids = workload.text(seed)[1][:2]
+    subsets = [c for size in range(len(TRANSFORMS) + 1) for c in itertools.combinations(TRANSFORMS, size)]
+    rows = []
+    for names in subsets[block % 10 :: 10]:
+        fpt = shaken(FPTQuantizer(model, FPTConfig(**{**NONE, **dict.fromkeys(names, True)})), seed)
+        rows.append({"subset": "+".join(names), "difference": fpt.difference(ids), "limit": 1e-9})
+    return rows
+
+
+def exact_here(
+    workload: LMWorkload, ctx: Context, *, quantizer: str, windows: int, length: int, calibration: int
+) -> list[dict[str, Any]]:
+    """All transforms that the model allows, at random parameters, in the model's dtype; a row a window."""
+    lm = workload.model(ctx.device, ctx.dtype or "float32")
+    _, held_out = texts(workload, lm, calibration=calibration, evaluation=windows, length=length)
+    fpt = shaken(FPTQuantizer(lm.model, FPTConfig(unsupported="skip")), ctx.seed, size=0.1)
+    with torch.no_grad():
+        spread = float(lm.model(held_out[0].to(ctx.device)[None]).logits.float().std())
+    return [
+        {
+            "block": block,
+            "subset": "+".join(fpt.config.wanted),
+            "skipped": ", ".join(fpt.skipped),
+            "difference": fpt.difference(row.to(ctx.device)[None]),
+            "logit_deviation": spread,
+            "limit": 1e-3,
+        }
+        for block, row in enumerate(held_out)
+    ]
+
+
+@torch.no_grad()
+def shaken(fpt: FPTQuantizer, seed: int, size: float = 0.3) -> FPTQuantizer:
+    """With every parameter of the transforms moved at random: at their start most are the identity."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in fpt.transforms.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        # Cayley's map of a d x d matrix turns by an angle that grows with the root of d.
+        parameter.add_(
+            (size * noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else size * noise).to(parameter.device)
+        )
+    return fpt.refresh()
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+ONLINE = {
+    "merged": {},
+    "residual_scale": {"residual_scale": True},
+    "down_hadamard": {"down_hadamard": True},
+    "fpt": {"residual_scale": True, "down_hadamard": True},
+}
+
+
+def speed(workload: WideModel, ctx: Context, *, tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """A forward pass in full precision, with the online transforms and without, in turn; a row an arm and repeat, two repeats a block."""
+    model = workload.model()
+    ids = torch.arange(tokens)[None] % 1000
+    calls = {}
+    for name, online in ctx.select(ONLINE).items():
+        if name in ctx.own:
+            continue
+        net = FPTQuantizer(model, FPTConfig(**{**NONE, **online})).model
+
+        def forward(net: Any = net) -> None:
+            with torch.no_grad():
+                net(ids, use_cache=False)
+
+        calls[name] = forward
+    timed = interleave(calls, warmup=2, repeats=repeats, arm_column="quantizer")
+    return [
+        {
+            "quantizer": row["quantizer"],
+            "block": row["repeat"] // 2,
+            "repeat": row["repeat"],
+            "forward_seconds": row["seconds"],
+        }
+        for row in timed
+    ]
+
+
+# --- the user's model ------------------------------------------------------------------------------------------------
+
+
+def ready_quantizer(workload: Any) -> FPTQuantizer:
+    """A quantizer of the workload's model, with every transform that is exact on it, optimised on its weights."""
+    if isinstance(workload, LMWorkload):
+        lm = workload.model("cpu", "float32")
+        return FPTQuantizer(lm.model, FPTConfig(unsupported="skip")).optimize_local(steps=20, rows=64)
+    model = workload.model() if isinstance(workload, WideModel) else workload.empty()
+    return FPTQuantizer(model).optimize_local(steps=20, rows=64)
+
+
+def own_cost(spec: Any, conditions: list[dict[str, Any]], device: str, dtype: str) -> Cost:
+    """Hours and memory of the trials on a user's model."""
+    from cameraready.lm._workload import cost
+
+    arms = [condition for condition in conditions if "windows" in condition]
+    tokens = max((condition["length"] for condition in arms), default=256)
+    # A pass over text forwards a window; merging a rotation into all weights costs about as much as hidden_size tokens, a step of the
+    # local optimisation on 64 rows about 200.
+    passes = sum(2 * c["windows"] + c.get("calibration", 0) + 8 + c.get("local", 0) for c in arms)
+    return cost(spec, prompt_tokens=tokens, new_tokens=0, passes=passes, device=device, dtype=dtype or "float32")
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+QUANTISED = pl.col("part") == "quantise"
+INT4 = QUANTISED & (pl.col("weights") == 4) & (pl.col("activations") == 4) & (pl.col("residual") == FULL_BITS)
+STREAM = QUANTISED & (pl.col("residual") == 8)
+KV4 = QUANTISED & (pl.col("kv") == 4) & (pl.col("activations") == FULL_BITS)
+A8KV4 = QUANTISED & (pl.col("kv") == 4) & (pl.col("activations") == 8)
+SMALL = ["trained-llama"]
+REAL = [QWEN, GEMMA]
+STATES = (("with outliers put in", True), ("as trained", False))
+
+
+def int4(number: int, part: str, paper: str, better: str, worse: str, outliers: bool, **more: Any) -> Claim:
+    """One competitor against another at W4A4KV4 on the model trained here, by the perplexity on text held out."""
+    state = {value: text for text, value in STATES}[outliers]
+    return Claim(
+        number,
+        part=part,
+        paper=paper,
+        tested=f"Llama of four layers, {state}, static W4A4KV4: the perplexity of {better} below {more.get('limit', 1.0):g} times that of {worse}.",
+        scope=more.get("scope", "reduced"),
+        source=more.get("source", f"{PAPER}, abstract"),
+        measure=ratio("perplexity", better, worse),
+        rule=below(more.get("limit", 1.0)),
+        where=INT4 & (pl.col("outliers") == outliers),
+        workloads=SMALL,
+        pooled=False,
+    )
+
+
+STUDY = Study(
+    open=open_workload,
+    workloads={
+        "smoke": ["sketched-llama", "tiny-qwen3", "width-64"],
+        "desk": ["trained-llama", QWEN, GEMMA, "width-896"],
+        "full": ["trained-llama", QWEN, GEMMA, "width-896"],
+    },
+    plan=plan,
+    trial=trial,
+    prepare=prepare,
+    method="fpt",
+    arms="quantizer",
+    block="block",
+    alone=lambda condition: condition["part"] == "speed",
+    libraries={"*": ["torch", "transformers"]},
+    accepts=list(ACCEPTS),
+    own_arm="a callable (model, batches) -> quantised model, called as model(ids).logits; batches are token ids (batch, tokens) to calibrate on",
+    component=ready_quantizer,
+    cost=own_cost,
+    covers="the outliers put in, the calibration text and the text measured on; for packaged models the text measured on",
+    covers_own="the text measured on, not the text that the ranges were found on",
+    claims=[
+        Claim(
+            1,
+            part="a",
+            paper="Every transform leaves the model's function as it is, alone and together with others.",
+            tested="All 64 subsets of the six transforms, at random parameters, on a trained Llama in float64: no logit differs by 1e-9.",
+            scope="exact",
+            source=f"{PAPER}, abstract",
+            measure=violations(pl.col("difference") >= pl.col("limit")),
+            rule=always(),
+            where=pl.col("part") == "exact",
+            workloads=SMALL,
+            pooled=False,
+        ),
+        Claim(
+            1,
+            part="b",
+            paper="The same on a real model in float32.",
+            tested="All transforms that are exact on the model together, at random parameters, in float32: no logit differs by 1e-3.",
+            scope="exact",
+            source=f"{PAPER}, abstract; the limit is ours",
+            measure=violations(pl.col("difference") >= pl.col("limit")),
+            rule=always(),
+            where=pl.col("part") == "exact",
+            workloads=[*REAL, "own"],
+            pooled=False,
+        ),
+        *(
+            Claim(
+                2,
+                part=part,
+                paper="Optimising the transforms on the weights alone makes the weights flatter.",
+                tested=f"Llama of four layers, {text}: the sum of the projections' 4-norms below that of {what}.",
+                scope="reduced",
+                source=f"{PAPER}, abstract",
+                measure=ratio("weight_norm", "fpt-local", peer),
+                rule=below(1.0),
+                where=INT4 & (pl.col("outliers") == state),
+                workloads=SMALL,
+                pooled=False,
+            )
+            for part, peer, what, (text, state) in (
+                ("a", "rtn", "no transform", STATES[0]),
+                ("b", "hadamard", "random Hadamard transforms", STATES[0]),
+                ("c", "rtn", "no transform", STATES[1]),
+                ("d", "hadamard", "random Hadamard transforms", STATES[1]),
+            )
+        ),
+        int4(2, "e", "It lowers the error of quantisation.", "fpt-local", "rtn", True),
+        int4(2, "f", "It lowers the error below that of random Hadamard transforms.", "fpt-local", "hadamard", True),
+        int4(2, "g", "It lowers the error of quantisation.", "fpt-local", "rtn", False),
+        int4(2, "h", "It lowers the error below that of random Hadamard transforms.", "fpt-local", "hadamard", False),
+        Claim(
+            3,
+            part="a",
+            paper="Scaling the residual stream token by token makes its static quantisation work where massive tokens forbid it.",
+            tested="Llama of four layers trained with massive tokens, only the stream quantised, static 8 bits: perplexity below that without S_n.",
+            scope="reduced",
+            source=f"{PAPER}, abstract",
+            measure=ratio("perplexity", "only-residual_scale", "rtn"),
+            rule=below(1.0),
+            where=STREAM,
+            workloads=SMALL,
+            pooled=False,
+        ),
+        Claim(
+            3,
+            part="b",
+            paper="Scaling the residual stream token by token makes its static quantisation work where massive tokens forbid it.",
+            tested="A real model, only the stream quantised, static 8 bits: perplexity below that without S_n.",
+            scope="reduced",
+            source=f"{PAPER}, abstract",
+            measure=ratio("perplexity", "only-residual_scale", "rtn"),
+            rule=below(1.0),
+            where=STREAM,
+            workloads=[*REAL, "own"],
+            pooled=False,
+        ),
+        int4(4, "a", "On par with learned rotations (SpinQuant) or above.", "fpt", "spin", True, limit=1.01),
+        int4(4, "b", "On par with learned rotations (SpinQuant) or above.", "fpt", "spin", False, limit=1.01),
+        int4(4, "c", "On par with random Hadamard transforms (QuaRot) or above.", "fpt", "hadamard", True, limit=1.01),
+        int4(4, "d", "On par with random Hadamard transforms (QuaRot) or above.", "fpt", "hadamard", False, limit=1.01),
+        Untested(
+            4,
+            part="e",
+            paper="Slightly less accurate than FlatQuant, which needs kernels of its own.",
+            needs="FlatQuant's learned Kronecker transforms of every linear layer's input, and a model of billions of weights",
+            source=f"{PAPER}, abstract",
+        ),
+        Untested(
+            4,
+            part="f",
+            paper="Up to 3.9 times faster than floating point; FlatQuant is up to 29 % slower than that.",
+            needs="a GPU and kernels for static INT4 matrix products",
+            source=f"{PAPER}, abstract",
+        ),
+        int4(5, "a", "The pre-RoPE transform helps.", "fpt", "trained-no-prerope", False),
+        int4(5, "b", "The value transform helps.", "fpt", "trained-no-value", False),
+        int4(5, "c", "The residual scaling helps.", "fpt-local", "no-residual_scale", False),
+        int4(5, "d", "The pre-RoPE transform helps.", "fpt-local", "no-prerope", False),
+        int4(5, "e", "The value transform helps.", "fpt-local", "no-value", False),
+        int4(
+            6,
+            "a",
+            "(Ours.) End-to-end training adds to the local optimisation.",
+            "fpt",
+            "fpt-local",
+            True,
+            scope="ours",
+            source="this study",
+        ),
+        int4(
+            6,
+            "b",
+            "(Ours.) End-to-end training adds to the local optimisation.",
+            "fpt",
+            "fpt-local",
+            False,
+            scope="ours",
+            source="this study",
+        ),
+        *(
+            Claim(
+                7,
+                part=part,
+                paper=f"(Ours.) On real models the transforms spare the cache at 4 bits more than {what}.",
+                tested=f"Activations in {words}, cache at 4 bits static: perplexity of FPTQuant, fitted to the weights, below that of {what}.",
+                scope="ours",
+                source="this study",
+                measure=ratio("perplexity", "fpt-local", peer),
+                rule=below(1.0),
+                where=where,
+                workloads=[*REAL, "own"],
+                pooled=False,
+            )
+            for part, peer, what, words, where in (
+                ("a", "rtn", "rounding alone", "full precision", KV4),
+                ("b", "hadamard", "random Hadamard transforms", "full precision", KV4),
+                ("c", "rtn", "rounding alone", "8 bits static", A8KV4),
+                ("d", "hadamard", "random Hadamard transforms", "8 bits static", A8KV4),
+            )
+        ),
+        Claim(
+            8,
+            paper="(Ours.) The two transforms that run with the model cost little.",
+            tested="Llama of width 896, 256 tokens, full precision: a forward pass with both below 1.1 times the one without.",
+            scope="ours",
+            source="this study",
+            measure=ratio("forward_seconds", "fpt", "merged"),
+            rule=below(1.1),
+            where=pl.col("part") == "speed",
+            workloads=["width-896"],
+            pooled=False,
+        ),
+        Claim(
+            9,
+            paper="(Ours.) Without the end-to-end training, rounding alone is not enough at 4 bits.",
+            tested="Llama of four layers as trained: the perplexity of static W4A4KV4 rounding above 1.05 times that of full FPTQuant.",
+            scope="ours",
+            source="this study",
+            measure=ratio("perplexity", "rtn", "fpt"),
+            rule=above(1.05),
+            where=INT4 & ~pl.col("outliers"),
+            workloads=SMALL,
+            pooled=False,
+        ),
+    ],
+    answer=Answer(
+        measure=versus_best(
+            "perplexity", "fpt-local", exclude=(*(f"no-{n}" for n in TRANSFORMS), *ALONE, "fpt", "fpt-start")
+        ),
+        where=INT4 | A8KV4,
+        better="transform before you quantise {workload}: fitted to the weights alone, FPTQuant's perplexity is {estimate} times [{low}, {high}] that of {peer}",
+        worse="do without FPTQuant on {workload}: its perplexity is {estimate} times [{low}, {high}] that of {peer}",
+        tie="FPTQuant makes no difference on {workload}: {estimate} times [{low}, {high}] the perplexity of {peer}",
+        workloads=["trained-llama", *REAL, "own"],
+    ),
+    timeout=900.0,
+    memory=12.0,
+)
