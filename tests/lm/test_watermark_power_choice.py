@@ -33,7 +33,7 @@ def calibrator():
 )
 def test_smallest_bias_in_the_high_entropy_limit(alpha, length, gamma, delta, kl):
     plan = WatermarkCalibrator.high_entropy().minimise_distortion(
-        alpha=alpha, power=0.95, length=length, shortest=length, gammas=[gamma]
+        alpha=alpha, power=0.95, length=length, shortest=length, kept=1, gammas=[gamma]
     )
     assert plan.delta == pytest.approx(delta, abs=6e-4)
     assert plan.kl == pytest.approx(kl, abs=6e-4)
@@ -50,7 +50,7 @@ def test_normal_test_is_the_published_formula():
 
 
 def test_minimum_distortion_meets_its_constraints_and_no_less_would(calibrator):
-    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=100)
+    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=100, kept=1)
     assert plan.size <= 1e-3
     assert plan.power >= 0.9
     assert plan.kl <= min(point.kl for point in plan.ridge) * 1.02
@@ -59,14 +59,14 @@ def test_minimum_distortion_meets_its_constraints_and_no_less_would(calibrator):
 
 
 def test_the_power_holds_at_every_length_provided_for(calibrator):
-    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=50)
+    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=50, kept=1)
     powers = [calibrator.predict(plan.gamma, plan.delta, alpha=1e-3, length=n).power for n in range(50, 71)]
     assert min(powers) >= 0.9
     assert plan.least_power == pytest.approx(min(powers), abs=1e-3)
     assert plan.shortest == 50
     assert plan.spare == 60 - plan.threshold_count
     # Without that care the choice is lost at one token less.
-    edge = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=60)
+    edge = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=60, shortest=60, kept=1)
     assert edge.spare == 0
     assert calibrator.predict(edge.gamma, edge.delta, alpha=1e-3, length=59).power == 0
     with pytest.raises(ValueError, match="shortest must be at most length"):
@@ -90,7 +90,7 @@ def test_selfhash_keeps_to_shares_with_which_transformers_generates():
 
 
 def test_chosen_point_is_not_dominated_on_a_grid(calibrator):
-    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=100)
+    plan = calibrator.minimise_distortion(alpha=1e-3, power=0.9, length=100, shortest=100, kept=1)
     for gamma in (0.1, 0.25, 0.5, 0.75, 0.9):
         for delta in (0.25, 0.5, 1.0, 2.0, 3.0, 5.0):
             other = calibrator.predict(gamma, delta, alpha=1e-3, length=100)
@@ -161,18 +161,28 @@ def test_power_of_texts_is_that_of_simulated_ones():
     assert abs(found - plan.power) < 3 * math.sqrt(found * (1 - found) / n)
 
 
-def test_asking_for_robustness_lowers_the_share_of_green_tokens(calibrator):
-    options = {"alpha": 1e-3, "power": 0.9, "length": 100}
-    fragile = WatermarkCalibrator.high_entropy().minimise_distortion(**options, shortest=100)
-    robust = WatermarkCalibrator.high_entropy(kept=0.9).minimise_distortion(**options, shortest=100)
-    assert fragile.gamma > 0.9  # all green, or nothing
-    assert robust.gamma < fragile.gamma
-    assert robust.kl > fragile.kl
-    # One token in ten lost: the fragile choice is no longer found.
-    assert (
-        WatermarkCalibrator.high_entropy(kept=0.9).predict(fragile.gamma, fragile.delta, alpha=1e-3, length=100).power
-        < 0.6
-    )
+def test_the_default_choice_survives_edits_and_shorter_texts():
+    high = WatermarkCalibrator.high_entropy()
+    task = {"alpha": 1e-3, "power": 0.9, "length": 100}
+    usual = high.minimise_distortion(**task)
+    edge = high.minimise_distortion(**task, shortest=100, kept=1)
+    assert edge.gamma == pytest.approx(1e-3 ** (1 / 100))  # all green, or nothing
+    assert edge.spare == 0
+    assert usual.spare > 0
+    assert edge.kl < usual.kl
+    worst = {"alpha": 1e-3, "length": 100, "shortest": 90, "kept": 0.95}
+    assert high.predict(edge.gamma, edge.delta, **worst).least_power < 0.1
+    assert usual.least_power == pytest.approx(high.predict(usual.gamma, usual.delta, **worst).least_power)
+    assert usual.least_power >= 0.9
+    assert usual.power > usual.least_power
+
+
+def test_edited_tokens_are_green_by_chance():
+    high = WatermarkCalibrator.high_entropy()
+    plan = high.predict(0.5, 2.0, alpha=1e-2, length=80, kept=0.7)
+    rate = 0.7 * math.exp(2) / (1 + math.exp(2)) + 0.3 * 0.5
+    assert plan.least_power == pytest.approx(stats.binom.sf(plan.threshold_count - 1, 80, rate), abs=1e-4)
+    assert plan.power == pytest.approx(high.predict(0.5, 2.0, alpha=1e-2, length=80).power)
 
 
 def test_a_text_too_short_for_any_threshold_has_no_power():
@@ -192,8 +202,9 @@ def test_infeasible_says_how_near_one_comes():
 
 
 def test_default_gammas_hold_the_last_significant_one():
-    grid = default_gammas(1e-3, 100)
+    grid = default_gammas(1e-3, 100, 1.0)
     assert max(g for g in grid if g**100 <= 1e-3) == pytest.approx(1e-3 ** (1 / 100))
+    assert max(g for g in default_gammas(1e-3, 100, 0.95) if g**100 <= 1e-3) == 0.92
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, -0.1, 1.5, math.nan])
@@ -223,7 +234,7 @@ def test_wrong_arguments_get_a_sentence():
     with pytest.raises(ValueError, match="gammas is empty"):
         high.maximise_power(alpha=0.1, length=10, max_kl=0.1, gammas=[])
     with pytest.raises(ValueError, match="kept"):
-        WatermarkCalibrator.high_entropy(kept=0.0)
+        high.minimise_distortion(alpha=0.1, power=0.5, length=10, kept=0.0)
     with pytest.raises(ValueError, match="scheme"):
         WatermarkCalibrator.high_entropy(scheme="righthash")
     with pytest.raises(ValueError, match="not logits"):

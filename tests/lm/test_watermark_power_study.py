@@ -4,8 +4,10 @@ import json
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
+from scipy import stats
 from transformers import WatermarkingConfig
 
 from cameraready import check
@@ -40,7 +42,7 @@ def test_simulated_counts_follow_the_bias():
     greens, kl = synthetic.simulate(small_family(), np.arange(4), 0.5, 1.0, length=50, n=2_000, seed=0)
     rate = math.e / (1 + math.e)
     assert abs(greens.mean() / 50 - rate) < 4 * math.sqrt(rate * (1 - rate) / 100_000)
-    assert kl == pytest.approx(rate - math.log((1 + math.e) / 2))
+    np.testing.assert_allclose(kl, rate - math.log((1 + math.e) / 2))
 
 
 def test_replaced_tokens_are_green_by_chance():
@@ -54,6 +56,39 @@ def test_domination_needs_both():
     assert not trials.dominates({**one, "power": 0.9}, one, 3.0)
     assert not trials.dominates({**one, "power": 0.82, "kl": 0.09}, one, 3.0)
     assert not trials.dominates(one, one, 3.0)
+
+
+def test_excess_is_the_divergence_over_the_least_of_the_curves():
+    # On the line log kl = a + b z(power), b the same for both gammas, the first with half the divergence of the second.
+    points = [
+        {"gamma": gamma, "power": float(stats.norm.cdf(z)), "kl": scale * math.exp(0.5 * z)}
+        for gamma, scale in ((0.25, 0.1), (0.5, 0.2))
+        for z in (-2.0, 0.0, 2.0)
+    ]
+    one = {"power": float(stats.norm.cdf(1.0)), "kl": 0.15 * math.exp(0.5)}
+    assert trials.excess(one, points) == pytest.approx(1.5)
+    assert trials.excess({"power": 1.0, "kl": 0.1}, points) is None
+
+
+def test_null_p_values_of_real_lists_keep_their_level():
+    plan = WatermarkCalibrator.high_entropy(synthetic.VOCAB).predict(0.25, 2.0, alpha=1e-3, length=60)
+    values = np.concatenate(
+        [synthetic.null(plan.to_transformers(hashing_key=key), length=60, n=300, seed=key) for key in range(1, 7)]
+    )
+    assert (values <= 0.05).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / len(values))
+    assert (values <= 0.5).mean() > 0.3
+
+
+def test_a_watermark_that_beats_the_chosen_one_is_counted():
+    def rows(arm, power, kl):
+        noise = np.array([-0.01, 0.0, 0.01, 0.0])
+        return pl.DataFrame({"arm": [arm] * 4, "power": power + noise, "kl": kl + 0.1 * noise})
+
+    frame = pl.concat(
+        [rows("calibrated", 0.8, 0.2), rows("better", 0.9, 0.1), rows("dearer", 0.9, 0.3), rows("weaker", 0.7, 0.1)]
+    )
+    counted = frame.filter(study.BEATS_THE_CHOSEN)["arm"].to_list()
+    assert set(counted) == {"better"}
 
 
 def test_published_rule_is_the_authors_table():

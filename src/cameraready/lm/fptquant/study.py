@@ -42,7 +42,8 @@ FULL_BITS = 16  # stands for "not quantised" in conditions
 
 # --- plan ------------------------------------------------------------------------------------------------------------
 
-FITTED = ("rtn", "smooth", "hadamard", "fpt-start", "fpt-local", *(f"no-{name}" for name in TRANSFORMS))
+FITTED = ("rtn", "smooth", "hadamard", "fpt-start", "fpt-local")
+LEFT_OUT = tuple(f"no-{name}" for name in TRANSFORMS)
 ALONE = tuple(f"only-{name}" for name in TRANSFORMS)
 TRAINED_ARMS = ("spin", "fpt")
 
@@ -66,17 +67,13 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
 
 
 def trained_block(block: int, smoke: bool) -> Iterator[dict[str, Any]]:
-    steps = 2 if smoke else 60
+    steps = 2 if smoke else 40
     yield {"part": "exact", "block": block, "quantizer": "fpt"}
     for outliers in (True,) if smoke else (True, False):
-        more = {"outliers": outliers, "local": 2 if smoke else 60}
-        for name in FITTED:
+        more = {"outliers": outliers, "local": 2 if smoke else 40}
+        for name in FITTED if outliers else (*FITTED, *LEFT_OUT, *ALONE):
             yield quantise(name, block, steps=0, **more)
-        for name in ("trained-no-prerope", "trained-no-value") if not outliers else ():
-            yield quantise(name, block, steps=steps, **more)
-        for name in ALONE if not outliers else ():
-            yield quantise(name, block, steps=0, **more)
-        for name in TRAINED_ARMS:
+        for name in TRAINED_ARMS if outliers else (*TRAINED_ARMS, "trained-no-prerope", "trained-no-value"):
             yield quantise(name, block, steps=steps, **more)
     stream = {"weights": FULL_BITS, "activations": FULL_BITS, "kv": FULL_BITS, "residual": 8}
     for name in ("rtn", "only-residual_scale"):
@@ -85,19 +82,18 @@ def trained_block(block: int, smoke: bool) -> Iterator[dict[str, Any]]:
 
 def given_model(workload: str, smoke: bool) -> Iterator[dict[str, Any]]:
     """A packaged or a user's model: exactness, then arms on the same ten windows of text."""
-    size = {"windows": 2, "length": 24, "calibration": 1} if smoke else {"windows": 10, "length": 256, "calibration": 8}
-    # Packaged weights are four-bit inside already: only activations and the cache are quantised there.
-    weights = 4 if workload == "own" else FULL_BITS
+    size = {"windows": 2, "length": 24, "calibration": 1} if smoke else {"windows": 10, "length": 96, "calibration": 8}
     yield {"part": "exact", "quantizer": "fpt", **size}
     stream = {"weights": FULL_BITS, "activations": FULL_BITS, "kv": FULL_BITS, "residual": 8}
-    local = {"local": 2 if smoke else 20, "rows": 64, "steps": 0}
     for name in ("rtn", "only-residual_scale"):
-        yield quantise(name, **{**local, "local": 0}, **size, **stream)
-    for activations in (FULL_BITS, 8):
-        for name in ("rtn", "smooth", "hadamard", "fpt-local"):
-            if activations == FULL_BITS and name == "smooth":
-                continue  # the cache's keys are what they were
-            yield quantise(name, weights=weights, activations=activations, **local, **size)
+        yield quantise(name, steps=0, local=0, rows=64, **size, **stream)
+    # Packaged weights are four-bit inside already: only activations and the cache are quantised there.
+    weights = 4 if workload == "own" else FULL_BITS
+    local = {"local": 2 if smoke else 10, "rows": 64, "steps": 0}
+    for name in ("rtn", "hadamard", "fpt-local"):
+        yield quantise(name, weights=FULL_BITS, activations=FULL_BITS, **local, **size)
+    for name in ("rtn", "smooth", "hadamard", "fpt-local") if workload in (QWEN, "own") or smoke else ():
+        yield quantise(name, weights=weights, activations=8, **local, **size)
 
 
 # --- trials ----------------------------------------------------------------------------------------------------------
@@ -147,8 +143,13 @@ def on_trained(
         made = made.model
     else:
         made = arm(model, batches)
-    plain = float(np.mean(nats(model, held_out)))
-    return [{**row, **scores(float(np.mean(nats(made, held_out))), plain)}]
+    if (seed, outliers) not in PLAIN:
+        PLAIN[seed, outliers] = nats(model, held_out)
+    return [{**row, **scores(float(np.mean(nats(made, held_out))), float(np.mean(PLAIN[seed, outliers])))}]
+
+
+#: Cross-entropies of models in full precision, found once a worker.
+PLAIN: dict[Any, list[float]] = {}
 
 
 def weight_norm(fpt: FPTQuantizer) -> float:
@@ -189,11 +190,11 @@ def on_given(
         made, skipped = fpt.model, ", ".join(fpt.skipped)
     else:
         made, skipped = arm(lm.model, batches), ""
-    found, plain = nats(made, held_out, ctx.device), nats(lm.model, held_out, ctx.device)
-    return [
-        {"block": block, "skipped": skipped, **scores(*pair)}
-        for block, pair in enumerate(zip(found, plain, strict=True))
-    ]
+    key = (workload.name, windows, length, calibration)
+    if key not in PLAIN:
+        PLAIN[key] = nats(lm.model, held_out, ctx.device)
+    pairs = zip(nats(made, held_out, ctx.device), PLAIN[key], strict=True)
+    return [{"block": block, "skipped": skipped, **scores(*pair)} for block, pair in enumerate(pairs)]
 
 
 # --- exactness -------------------------------------------------------------------------------------------------------
