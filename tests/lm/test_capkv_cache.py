@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import Fp8QuantizedLayer
+from transformers.cache_utils import Fp8QuantizedLayer, QuantizedLayer
 
 from cameraready.lm.capkv import CapKVPress, QueryAnchors, prune_by_scores, prune_cache
 from cameraready.lm.capkv.anchors import full_attention
@@ -314,6 +314,37 @@ def test_quantised_caches_keep_their_stored_bits():
         found = model(ids[:, :3], cache=pruned).logits
     assert found.isfinite().all()
     assert pruned.layers[0].get_seq_length() == 33
+
+
+class Rounded(QuantizedLayer):
+    """Entries in steps of 1/64 as 16-bit integers: a backend of groups without another package."""
+
+    def _quantize(self, tensor, axis):
+        return (tensor * 64).round().to(torch.int16)
+
+    def _dequantize(self, stored):
+        return stored.float() / 64
+
+
+def test_caches_of_quantised_groups_are_quantised_anew():
+    model, ids = made("llama"), tokens(1, 40)
+    cache, anchors = read(model, ids[:, :30])
+    quantised = DynamicCache()
+    quantised.layers = [Rounded(residual_length=4) for _ in cache.layers]
+    for new, old in zip(quantised.layers, cache.layers, strict=True):
+        new.update(old.keys[:, :, :28], old.values[:, :, :28])
+        new.update(old.keys[:, :, 28:], old.values[:, :, 28:])  # two pairs wait at full precision
+    pruned = prune_cache(quantised, anchors, 0.5)
+    plain = DynamicCache()
+    for index, layer in enumerate(quantised.layers):
+        plain.update(*contents(layer), index)
+    expected = prune_cache(plain, anchors, 0.5)
+    for one, other in zip(pruned.layers, expected.layers, strict=True):
+        assert one.get_seq_length() == 30
+        torch.testing.assert_close(contents(one)[0], other.keys, atol=1 / 128, rtol=0.0)
+    with torch.no_grad():
+        found = model(ids[:, 30:], cache=pruned).logits
+        torch.testing.assert_close(found, model(ids[:, 30:], cache=expected).logits, atol=0.3, rtol=0.0)
 
 
 # --- anchors ----------------------------------------------------------------------------------------------------------------

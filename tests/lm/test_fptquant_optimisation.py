@@ -176,6 +176,8 @@ def test_what_comes_too_early_or_makes_no_sense_is_refused(model, tmp_path):
         fpt.optimize_local(rows=0)
     with pytest.raises(ValueError, match="value_form must be one of full, rotation"):
         FPTConfig(value_form="square")
+    with pytest.raises(ValueError, match="nothing to train"):
+        FPTQuantizer(model, only()).calibrate([tokens()], QuantConfig(None, None, None)).train_end_to_end([tokens()])
     with pytest.raises(ValueError, match="'jsd', 'kl' or 'text'"):
         fpt.calibrate([tokens()]).train_end_to_end([tokens()], steps=1, loss="mse")
 

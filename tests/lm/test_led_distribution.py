@@ -152,6 +152,16 @@ def test_the_temperature_divides_the_logits_of_all_layers():
     torch.testing.assert_close(one, led_distribution(logits, LEDConfig(), temperature=0.35).dense(200))
 
 
+@pytest.mark.parametrize("normaliser", ["exact", "candidates"])
+def test_no_temperature_is_too_low_or_too_high(normaliser):
+    logits = random_logits(dtype=torch.float32)
+    cold = led_distribution(logits, LEDConfig(normaliser=normaliser), temperature=1e-45)
+    assert torch.equal(cold.best(), logits[0].argmax(-1))
+    torch.testing.assert_close(cold.log_probs.exp().amax(-1), torch.ones(4))
+    hot = led_distribution(logits, LEDConfig(normaliser=normaliser), temperature=1e30)
+    torch.testing.assert_close(hot.log_probs.exp(), torch.full((4, 8), 1 / 8), atol=1e-6, rtol=0)
+
+
 def test_rows_do_not_look_at_each_other_and_names_of_tokens_do_not_matter():
     logits = random_logits()
     pi = led_distribution(logits, LEDConfig()).dense(200)
@@ -236,6 +246,19 @@ def test_bad_logits_are_refused():
     for temperature in (0.0, -1.0, math.inf, math.nan, True):
         with pytest.raises(ValueError, match="temperature must be positive"):
             led_distribution(logits, led, temperature=temperature)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        led_distribution(logits, led, temperature="0.6")
+    for bad in (math.nan, math.inf):
+        broken = logits.clone()
+        broken[1, 0, 3] = bad
+        for normaliser in ("exact", "candidates"):
+            broken[1, 0, logits[0, 0].argmax()] = bad
+            with pytest.raises(ValueError, match="the layer 1 below the final one hold NaN"):
+                led_distribution(broken, LEDConfig(depth=2, normaliser=normaliser))
+    broken = logits.clone()
+    broken[1, 2] = -math.inf
+    with pytest.raises(ValueError, match="nothing else than -inf"):
+        led_distribution(broken, led)
     logits[0, 1] = -math.inf
     with pytest.raises(ValueError, match="every token is masked"):
         led_distribution(logits, led)

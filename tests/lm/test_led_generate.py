@@ -18,7 +18,7 @@ from cameraready.lm.led import (  # noqa: E402
     led_generate,
     led_logprobs,
 )
-from cameraready.models import tiny_model, tiny_tokenizer  # noqa: E402
+from cameraready.models import open_model, tiny_model, tiny_tokenizer  # noqa: E402
 
 LED = LEDConfig(depth=3, top_k=6, think_end=None)
 KINDS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "cohere", "granite", "gpt2", "gpt_neox", "phi3")
@@ -39,6 +39,22 @@ def hooks_unchanged(model):
     before = hooks()
     yield
     assert hooks() == before
+
+
+@contextlib.contextmanager
+def warnings_of_transformers():
+    """Its log from WARNING on: a logger that does not hand on what it gets, and says some things only once."""
+    said = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = transformers.utils.logging.get_logger("transformers")
+    for once in (type(logger).warning_once, type(logger).info_once):
+        once.cache_clear()
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
@@ -284,14 +300,14 @@ def test_a_streamer_sees_every_token(model, tokenizer):
     assert streamer.ended
 
 
-def test_a_configuration_is_honoured_and_left_alone(model, prompts, caplog):
+def test_a_configuration_is_honoured_and_left_alone(model, prompts):
     config = transformers.GenerationConfig(
         max_new_tokens=3, temperature=1.3, top_k=2, top_p=0.5, do_sample=True, num_return_sequences=2, eos_token_id=None
     )
     before = copy.deepcopy(config.to_dict())
-    with caplog.at_level(logging.WARNING, logger="transformers"):
+    with warnings_of_transformers() as said:
         out = led_generate(model, prompts, led=LED, generation_config=config, generator=seeded(), return_logprobs=True)
-    assert caplog.records == []
+    assert said == []
     assert config.to_dict() == before
     hot = led_generate(
         model, prompts, led=LED, temperature=1.3, max_new_tokens=3, num_return_sequences=2, generator=seeded(), return_logprobs=True
@@ -301,14 +317,24 @@ def test_a_configuration_is_honoured_and_left_alone(model, prompts, caplog):
     assert out.candidates.shape[-1] == 6  # not the configuration's two
 
 
-def test_what_a_models_configuration_says_of_sampling_does_not_leak_in(prompts, caplog):
+def test_what_a_models_configuration_says_of_sampling_does_not_leak_in(prompts):
     model = tiny_model("llama", n_layers=4)
     plain = led_generate(model, prompts, led=LED, max_new_tokens=4, generator=seeded())
     model.generation_config.update(do_sample=True, temperature=0.2, top_k=1, top_p=0.1, min_p=0.5)
-    with caplog.at_level(logging.WARNING, logger="transformers"):
+    with warnings_of_transformers() as said:
         again = led_generate(model, prompts, led=LED, max_new_tokens=4, generator=seeded())
     assert torch.equal(plain, again)
-    assert caplog.records == []
+    assert said == []
+
+
+def test_an_opened_model_brings_its_tokenizer(model, tokenizer, prompts):
+    lm = open_model((model, tokenizer))
+    led = LEDConfig(depth=3, top_k=6)  # thinking ends with a text, for which a tokenizer is needed
+    out = led_generate(lm, prompts, led=led, max_new_tokens=4, generator=seeded())
+    assert torch.equal(out, led_generate(model, prompts, led=LED, max_new_tokens=4, generator=seeded()))
+    length, mask = prompts["input_ids"].shape[1], prompts["attention_mask"]
+    scores = led_logprobs(lm, out, length, led=led, attention_mask=mask)
+    assert torch.equal(scores, led_logprobs(model, out, length, led=LED, attention_mask=mask))
 
 
 def test_generates_own_return_value_is_kept(model, prompts):
@@ -352,7 +378,10 @@ def test_inputs_may_be_embeddings(model, prompts):
         ({"top_p": 0.9}, "top_p has no place"),
         ({"top_k": 20}, r"LEDConfig\(top_k="),
         ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": 0.0}, "pass do_sample=False"),
+        ({"temperature": "0.6"}, "temperature must be positive"),
         ({"num_return_sequences": -1}, "at least 1"),
+        ({"num_return_sequences": 0}, "at least 1"),
         ({"led": LEDConfig(depth=9, think_end=None)}, r"more layers than the model has \(4\)"),
         ({"led": LEDConfig(depth=2)}, "needs tokenizer"),
     ],

@@ -93,6 +93,12 @@ def test_another_model_beams_and_guidance_are_noticed(model, tokenizer):
         model(ids.expand(2, -1))
         with pytest.raises(ValueError, match="not of one forward pass"):
             processor(ids, torch.zeros(1, 262))
+        for emit in ("draw", "log_probs"):
+            processor.emit = emit
+            with pytest.raises(ValueError, match="rows have changed places, as beams do"):
+                model.generate(
+                    ids, logits_processor=[processor], do_sample=False, max_new_tokens=8, num_beams=4, eos_token_id=None
+                )
     with pytest.raises(ValueError, match="emit must be"):
         LEDProcessor(model, LED, emit="sample")
     with pytest.raises(ValueError, match="temperature must be positive"):

@@ -18,7 +18,7 @@ from cameraready.evidence import SpecError  # noqa: E402
 from cameraready.evidence.checking import check  # noqa: E402
 from cameraready.evidence.specs import value_spec  # noqa: E402
 from cameraready.lm._workload import LMWorkload  # noqa: E402
-from cameraready.lm.led import LEDConfig, chains, led_logprobs, rivals, sharpening, trials, walking  # noqa: E402
+from cameraready.lm.led import LEDConfig, chains, led_distribution, led_logprobs, rivals, sharpening, trials, walking  # noqa: E402
 from cameraready.lm.led.rivals import Layers, Rule, law  # noqa: E402
 from cameraready.models import tiny_model, tiny_tokenizer  # noqa: E402
 
@@ -205,6 +205,21 @@ def own(tmp_path=None, lines=(), columns="prompt,answer", tasks=""):
         path.write_text("\n".join(lines))
         options |= {"data": str(path), "data_columns": columns}
     return LMWorkload(dataclasses.replace(value_spec(value), options=options).with_value(value))
+
+
+def test_the_coins_draws_are_told_from_a_law_that_is_not_theirs():
+    """The census sees what it is for: p-values of the true law are no alarm, those of other temperatures and depths are."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * (torch.randn(1, 1, 300, generator=generator) + torch.randn(8, 1, 300, generator=generator))
+    right = led_distribution(logits, LEDConfig())
+    wrong = (
+        led_distribution(logits, LEDConfig(), temperature=0.65),
+        led_distribution(logits, LEDConfig(exploit="never")),
+        led_distribution(logits[:1], LEDConfig(depth=1)),
+    )
+    assert trials._frequencies(logits[:, 0], right, 20_000, generator) > 1e-3
+    for step in wrong:
+        assert trials._frequencies(logits[:, 0], step, 20_000, generator) < 1e-4
 
 
 def test_looks_at_layers_in_closed_form():

@@ -82,7 +82,7 @@ def test_null_p_values_of_real_lists_keep_their_level():
 def test_a_watermark_that_beats_the_chosen_one_is_counted():
     def rows(arm, power, kl):
         noise = np.array([-0.01, 0.0, 0.01, 0.0])
-        return pl.DataFrame({"arm": [arm] * 4, "power": power + noise, "kl": kl + 0.1 * noise})
+        return pl.DataFrame({"arm": [arm] * 4, "power_stated": power + noise, "kl": kl + 0.1 * noise})
 
     frame = pl.concat(
         [rows("calibrated", 0.8, 0.2), rows("better", 0.9, 0.1), rows("dearer", 0.9, 0.3), rows("weaker", 0.7, 0.1)]

@@ -132,6 +132,59 @@ def test_layers_of_one_model_may_turn_by_different_angles():
     assert not torch.allclose(local, wide)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_asking_for_angles_of_long_inputs_does_not_change_those_of_short_ones(kind):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_model(kind, max_positions=16).config
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    if kind == "gemma3":
+        if not hasattr(config, "rope_parameters"):
+            pytest.skip("before transformers 5 Gemma 3 has one kind of rope for its windows")
+        config.rope_parameters = {"sliding_attention": dynamic, "full_attention": dynamic}
+    else:
+        setattr(config, "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling", dynamic)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        first = model(ids).logits
+        wide = anatomy(model).rotary(torch.arange(200))
+        assert not torch.allclose(wide[0][:, :40], anatomy(model).rotary(torch.arange(40))[0])
+        assert torch.equal(model(ids).logits, first)
+    assert all(layer.attention.verified for layer in anatomy(model).layers)
+
+
+def test_asking_for_angles_leaves_frequencies_that_are_overwritten_in_place():
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_model("phi3", max_positions=64).config
+    config.original_max_position_embeddings = 16
+    ropes = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [8.0] * 8}
+    setattr(config, "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling", ropes)
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config).eval()
+    rotary = model.model.rotary_emb
+    before = {name: buffer.clone() for name, buffer in rotary.named_buffers()}
+    attributes = set(vars(rotary))
+    short, long = (anatomy(model).rotary(torch.arange(n))[0][:, 1:16] for n in (16, 40))
+    assert not torch.allclose(long, short)
+    assert set(vars(rotary)) == attributes
+    assert all(torch.equal(before[name], buffer) for name, buffer in rotary.named_buffers())
+
+
+def test_a_rotary_module_that_others_hung_into_every_layer_is_still_the_shared_one():
+    model = tiny_model("gemma3", n_layers=3)
+    expected = [anatomy(model).rotary(torch.arange(9), layer=layer)[0] for layer in range(3)]
+    for layer in model.model.layers:
+        layer.self_attn.rotary_emb = model.model.rotary_emb
+    parts = anatomy(model)
+    assert [layer.attention.rotary for layer in parts.layers] == ["half"] * 3
+    for layer in range(3):
+        assert torch.equal(parts.rotary(torch.arange(9), layer=layer)[0], expected[layer])
+
+
 def test_partial_rotary_positions_leave_the_rest_alone():
     parts = anatomy(tiny_model("gpt_neox"))
     cos, sin = parts.rotary(torch.arange(6)[None].expand(3, -1))

@@ -167,6 +167,18 @@ def test_attention_of_another_make_is_refused_only_when_its_pieces_are_asked_for
     assert torch.equal(parts.logits(seen.last("residual", -1)), logits)
 
 
+def test_norms_of_single_heads_that_do_not_fit_are_refused_with_a_sentence():
+    from transformers import StableLmConfig, StableLmForCausalLM, __version__
+
+    if __version__.startswith("4."):
+        pytest.skip("transformers 4 cannot make this model: it sets biases that its norms do not have")
+    config = StableLmConfig(**small(intermediate_size=48, num_key_value_heads=2, qk_layernorm=True))
+    parts = anatomy(made(StableLmForCausalLM, config))
+    with pytest.raises(UnknownArchitecture, match="layer 1 of StableLmForCausalLM"):
+        parts.layers[1].attention.keys(torch.zeros(1, 2, 32))
+    assert parts.logits(torch.zeros(1, 32)).shape == (1, 100)
+
+
 def test_latent_attention_is_refused_only_when_its_pieces_are_asked_for():
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 

@@ -153,6 +153,8 @@ def train(
         return
     own = [parameter for parameter in fpt.transforms.parameters() if parameter.requires_grad]
     ranges = list(quantiser_parameters(fpt.model))
+    if not own and not ranges:
+        raise ValueError("there is nothing to train: no transform has parameters, and no quantiser has a range of its own")
     groups = [{"params": own, "base": lr}, {"params": ranges, "base": range_lr}]
     optimiser = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, weight_decay=0.0)
     if done.optimiser is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,10 +91,11 @@ def given_model(workload: str, smoke: bool) -> Iterator[dict[str, Any]]:
     # Packaged weights are four-bit inside already: only activations and the cache are quantised there.
     weights = 4 if workload == "own" else FULL_BITS
     local = {"local": 2 if smoke else 10, "rows": 64, "steps": 0}
-    for name in ("rtn", "hadamard", "fpt-local"):
+    for name in ("rtn", "hadamard", "fpt-local") if workload != "own" else ():
         yield quantise(name, weights=FULL_BITS, activations=FULL_BITS, **local, **size)
-    for name in ("rtn", "smooth", "hadamard", "fpt-local") if workload in (QWEN, "own") or smoke else ():
-        yield quantise(name, weights=weights, activations=8, **local, **size)
+    for activations in (8, 4) if workload == "own" else (8,) if workload != GEMMA else ():
+        for name in ("rtn", "smooth", "hadamard", "fpt-local"):
+            yield quantise(name, weights=weights, activations=activations, **local, **size)
 
 
 # --- trials ----------------------------------------------------------------------------------------------------------
@@ -143,13 +145,12 @@ def on_trained(
         made = made.model
     else:
         made = arm(model, batches)
-    if (seed, outliers) not in PLAIN:
-        PLAIN[seed, outliers] = nats(model, held_out)
-    return [{**row, **scores(float(np.mean(nats(made, held_out))), float(np.mean(PLAIN[seed, outliers])))}]
+    found, plain = nats(made, held_out), nats(model, held_out)
+    return [{**row, **scores(float(np.mean(found)), float(np.mean(plain)))}]
 
 
-#: Cross-entropies of models in full precision, found once a worker.
-PLAIN: dict[Any, list[float]] = {}
+#: Cross-entropies of opened models in full precision, found once a worker.
+PLAIN: weakref.WeakKeyDictionary[Any, dict[Any, list[float]]] = weakref.WeakKeyDictionary()
 
 
 def weight_norm(fpt: FPTQuantizer) -> float:
@@ -190,11 +191,14 @@ def on_given(
         made, skipped = fpt.model, ", ".join(fpt.skipped)
     else:
         made, skipped = arm(lm.model, batches), ""
-    key = (workload.name, windows, length, calibration)
-    if key not in PLAIN:
-        PLAIN[key] = nats(lm.model, held_out, ctx.device)
-    pairs = zip(nats(made, held_out, ctx.device), PLAIN[key], strict=True)
-    return [{"block": block, "skipped": skipped, **scores(*pair)} for block, pair in enumerate(pairs)]
+    known = PLAIN.setdefault(lm.model, {})
+    key = tuple(tuple(row.tolist()) for row in held_out)
+    if key not in known:
+        known[key] = nats(lm.model, held_out, ctx.device)
+    pairs = zip(nats(made, held_out, ctx.device), known[key], strict=True)
+    return [
+        {"block": block, "outliers": False, "skipped": skipped, **scores(*pair)} for block, pair in enumerate(pairs)
+    ]
 
 
 # --- exactness -------------------------------------------------------------------------------------------------------
@@ -492,7 +496,7 @@ STUDY = Study(
                 measure=ratio("perplexity", "fpt-local", peer),
                 rule=below(1.0),
                 where=where,
-                workloads=[*REAL, "own"],
+                workloads=[*REAL] if where is KV4 else [QWEN, "own"],
                 pooled=False,
             )
             for part, peer, what, words, where in (
@@ -531,7 +535,9 @@ STUDY = Study(
         measure=versus_best(
             "perplexity", "fpt-local", exclude=(*(f"no-{n}" for n in TRANSFORMS), *ALONE, "fpt", "fpt-start")
         ),
-        where=INT4 | A8KV4,
+        where=QUANTISED & (pl.col("kv") == 4) & (pl.col("residual") == FULL_BITS) & ~pl.col("outliers"),
+        by="activations",
+        by_label="with activations at {level} bits",
         better="transform before you quantise {workload}: fitted to the weights alone, FPTQuant's perplexity is {estimate} times [{low}, {high}] that of {peer}",
         worse="do without FPTQuant on {workload}: its perplexity is {estimate} times [{low}, {high}] that of {peer}",
         tie="FPTQuant makes no difference on {workload}: {estimate} times [{low}, {high}] the perplexity of {peer}",

@@ -95,7 +95,7 @@ def led_distribution(
     if logits.shape[0] != led.depth:
         raise ValueError(f"there are logits of {logits.shape[0]} layers but led.depth is {led.depth}")
     final = Final(logits[0], led, temperature)
-    lower = [final.at_candidates(layer) for layer in logits[1:]]
+    lower = [final.at_candidates(layer, i) for i, layer in enumerate(logits[1:], 1)]
     return final.mix(lower, explores)
 
 
@@ -103,10 +103,7 @@ class Final:
     """The final layer's candidates of one step, against which lower layers are read; `mix` makes the law."""
 
     def __init__(self, scores: torch.Tensor, led: LEDConfig, temperature: float) -> None:
-        if isinstance(temperature, bool) or not (temperature > 0 and math.isfinite(temperature)):
-            raise ValueError(
-                f"temperature must be positive and finite, got {temperature!r}; for the most likely token pass do_sample=False"
-            )
+        check_temperature(temperature, "take LEDStep.best() for the likeliest token")
         self.led = led
         self.temperature = temperature
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -116,22 +113,24 @@ class Final:
         if self.masked.all(-1).any():
             raise ValueError("in some row every token is masked; loosen the logits processors that forbid tokens")
         self.any_masked = bool(self.masked.any())
-        log_p, self.candidates = (scores / temperature).log_softmax(-1).topk(min(led.top_k, scores.shape[-1]), dim=-1)
+        log_p, self.candidates = _over(scores, temperature).log_softmax(-1).topk(min(led.top_k, scores.shape[-1]))
         self.log_p = log_p.masked_fill(log_p.exp() == 0, -math.inf)  # also what underflows counts as impossible
 
-    def at_candidates(self, logits: torch.Tensor) -> torch.Tensor:
-        """log p^l of the candidates, (B, k), from a lower layer's logits (B, V), normalised as the config says."""
-        logits = logits.to(self.log_p.dtype) / self.temperature
-        picked = logits.gather(-1, self.candidates)
+    def at_candidates(self, logits: torch.Tensor, below: int = 1) -> torch.Tensor:
+        """log p^l of the candidates, (B, k), from logits (B, V) of the layer `below` the final one, normalised as the config says."""
+        logits = logits.to(self.log_p.dtype)
         if self.led.normaliser == "candidates":
-            return self.over_candidates(picked)
+            return self.over_candidates(logits.gather(-1, self.candidates), below)
         if self.any_masked:
             logits = logits.masked_fill(self.masked, -math.inf)
-        return picked - logits.logsumexp(-1, keepdim=True)
+        _check_finite(logits.amax(-1), below)
+        return _over(logits, self.temperature).log_softmax(-1).gather(-1, self.candidates)
 
-    def over_candidates(self, scaled: torch.Tensor) -> torch.Tensor:
-        """The same from logits of the candidates alone, over the temperature: (B, k), normalised over possible candidates."""
-        return scaled - scaled.masked_fill(self.log_p == -math.inf, -math.inf).logsumexp(-1, keepdim=True)
+    def over_candidates(self, logits: torch.Tensor, below: int = 1) -> torch.Tensor:
+        """The same from logits of the candidates alone, (B, k), normalised over those that are possible."""
+        logits = logits.to(self.log_p.dtype).masked_fill(self.log_p == -math.inf, -math.inf)
+        _check_finite(logits.amax(-1), below)
+        return _over(logits, self.temperature).log_softmax(-1)
 
     def mix(self, lower: list[torch.Tensor], explores: torch.Tensor | None = None) -> LEDStep:
         """The law, from log p^l of the candidates in the lower layers, each (B, k), from the top down."""
@@ -156,6 +155,26 @@ class Final:
             explores = torch.ones_like(confidence, dtype=torch.bool)
         log_pi = torch.where(explores[:, None], log_pi, exploit)
         return LEDStep(self.candidates, log_pi, confidence, level, entropy.T, explores)
+
+
+def check_temperature(temperature: float, instead: str) -> None:
+    """Raise a ValueError unless it is a positive, finite number; `instead` says what to do for zero."""
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not (number and temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature must be positive and finite, got {temperature!r}; {instead}")
+
+
+def _over(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits over the temperature, shifted first: no temperature is so low that they overflow."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature
+
+
+def _check_finite(largest: torch.Tensor, below: int) -> None:
+    if not bool(largest.isfinite().all()):
+        raise ValueError(
+            f"logits of the layer {below} below the final one hold NaN, +inf or nothing else than -inf; use bfloat16 or float32, or"
+            " apply_final_norm=True where it is off"
+        )
 
 
 def _log_mixture(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

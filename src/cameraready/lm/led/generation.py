@@ -12,8 +12,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
 from cameraready.lm.led.config import LEDConfig
-from cameraready.lm.led.distribution import Final, LEDStep
-from cameraready.lm.led.layers import LowerLayers
+from cameraready.lm.led.distribution import Final, LEDStep, check_temperature
+from cameraready.lm.led.layers import LowerLayers, parts_of
 from cameraready.lm.led.processor import LEDProcessor
 from cameraready.lm.led.thinking import ThinkEnd
 
@@ -84,8 +84,8 @@ def led_generate(
 
     Parameters
     ----------
-    model : transformers.PreTrainedModel
-        Any decoder-only causal language model.
+    model : transformers.PreTrainedModel or LanguageModel
+        Any decoder-only causal language model, or what `cameraready.models.open_model` returns (its tokenizer is then used).
     inputs : LongTensor (B, T) or mapping
         Token ids, or what a tokenizer returns (``input_ids``, ``attention_mask``); batches are padded on the left.
     led : LEDConfig, optional
@@ -116,31 +116,30 @@ def led_generate(
         For an empty prompt, a depth beyond the model's layers, a temperature that is not positive, or something that LED cannot be combined with
         (beams, guidance, assisted generation, watermarking after the draw).
     """
+    model, tokenizer = parts_of(model, tokenizer)
     defaults = model.generation_config
     _refuse(kwargs, generation_config, defaults)
     if temperature is None:
         temperature = getattr(generation_config, "temperature", None)
         temperature = 0.6 if temperature is None else temperature
+    check_temperature(temperature, "for the likeliest token pass do_sample=False")
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
     _check_prompt(inputs)
-    n = (
-        _setting("num_return_sequences", {"num_return_sequences": num_return_sequences}, generation_config, defaults)
-        or 1
-    )
+    n = _setting("num_return_sequences", {"num_return_sequences": num_return_sequences}, generation_config, defaults)
+    n = 1 if n is None else n
     if n < 1:
         raise ValueError(f"num_return_sequences must be at least 1, got {n}")
     if n > 1:
         _refuse_cache({**inputs, **kwargs})
         batch = len(inputs.get("input_ids", inputs.get("inputs_embeds")))
         inputs, kwargs = _expanded(inputs, batch, n), _expanded(kwargs, batch, n)
+    settings = {"do_sample": False, "num_return_sequences": 1, **_neutral()}
     if generation_config is not None:
         generation_config = copy.deepcopy(generation_config)
-        generation_config.update(
-            do_sample=False, num_return_sequences=1, temperature=None, top_k=None, top_p=None, min_p=None
-        )
+        generation_config.update(**settings)
         kwargs["generation_config"] = generation_config
     else:
-        kwargs |= {"do_sample": False, "num_return_sequences": 1}
+        kwargs |= settings
     if tokenizer is not None:
         kwargs["tokenizer"] = tokenizer
     others = list(kwargs.pop("logits_processor", None) or [])
@@ -184,7 +183,8 @@ def led_logprobs(
     prompt_length : int
         T >= 1.
     led, temperature, tokenizer
-        As in `led_generate`. Logits processors have no part in this: scores agree with `led_generate`'s where there were none.
+        As in `led_generate`. Logits processors have no part in this: scores agree with `led_generate`'s where there were none. A model's own
+        configuration may name one (Qwen 2.5 has a ``repetition_penalty``): for reinforcement learning pass ``repetition_penalty=1.0`` when you generate.
     attention_mask : Tensor (B, T + S) or (B, T), optional
         Needed where prompts are padded; continuations count as present.
     positions_at_once : int
@@ -199,6 +199,8 @@ def led_logprobs(
     ValueError
         For shapes that do not fit, or a depth beyond the model's layers.
     """
+    model, tokenizer = parts_of(model, tokenizer)
+    check_temperature(temperature, "scores need a law that is no certainty")
     led = LEDConfig() if led is None else led
     batch, length = sequences.shape
     if not 1 <= prompt_length < length:
@@ -302,12 +304,21 @@ def _refuse(kwargs: Mapping[str, Any], config: GenerationConfig | None, defaults
         value = _setting(name, kwargs, config, defaults)
         neutral = value is None or value is False or (name in ("num_beams", "guidance_scale") and value == 1)
         if not neutral:
-            raise ValueError(f"led_generate cannot be combined with {name}={value!r}: {reason}")
+            shown = f"{name}={value!r}" if isinstance(value, str | int | float) else name
+            raise ValueError(f"led_generate cannot be combined with {shown}: {reason}")
     for name in _REPLACED:
         if kwargs.get(name) is not None:
             raise ValueError(
                 f"{name} has no place in led_generate: the led.top_k candidates replace it; pass LEDConfig(top_k=...)"
             )
+
+
+def _neutral() -> dict[str, Any]:
+    """Settings of sampling at the values that do nothing: what a model's configuration says of them does not concern LED."""
+    values = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0}
+    values |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+    known = GenerationConfig()
+    return {name: value for name, value in values.items() if hasattr(known, name)}
 
 
 def _check_prompt(inputs: Mapping[str, Any]) -> None:

@@ -10,10 +10,17 @@ from torch import nn
 
 from cameraready.lm.led.config import LEDConfig
 from cameraready.lm.led.distribution import Final
-from cameraready.models import anatomy
+from cameraready.models import LanguageModel, anatomy
 
 #: Logits held at once while lower layers are normalised; 64 Mi numbers are 256 MiB in float32.
 LOGITS_AT_ONCE = 2**26
+
+
+def parts_of(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
+    """A transformers model and a tokenizer, also from what `cameraready.models.open_model` returns."""
+    if isinstance(model, LanguageModel):
+        return model.model, model.tokenizer if tokenizer is None else tokenizer
+    return model, tokenizer
 
 
 class LowerLayers:
@@ -83,7 +90,7 @@ class LowerLayers:
         device = final.candidates.device
         if self.led.normaliser == "candidates":
             rows = [candidate_logits(self.anatomy, self._normed(states), final.candidates) for states in hidden]
-            return [final.over_candidates(row.to(device, final.log_p.dtype) / final.temperature) for row in rows]
+            return [final.over_candidates(row.to(device), i) for i, row in enumerate(rows, 1)]
         # Layers share one product with the head, whose weights are what a small batch has to read.
         batch = hidden[0].shape[0]
         together = max(1, LOGITS_AT_ONCE // (batch * self.anatomy.vocab_size))
@@ -91,7 +98,7 @@ class LowerLayers:
         for start in range(0, len(hidden), together):
             some = hidden[start : start + together]
             logits = self.anatomy.logits(torch.cat(some), normed=not self.led.apply_final_norm)
-            out += [final.at_candidates(layer.to(device)) for layer in logits.split(batch)]
+            out += [final.at_candidates(layer.to(device), start + i) for i, layer in enumerate(logits.split(batch), 1)]
         return out
 
     def _normed(self, hidden: torch.Tensor) -> torch.Tensor:

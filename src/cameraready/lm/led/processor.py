@@ -9,8 +9,8 @@ import torch
 from transformers import LogitsProcessor
 
 from cameraready.lm.led.config import LEDConfig
-from cameraready.lm.led.distribution import Final, LEDStep
-from cameraready.lm.led.layers import LowerLayers
+from cameraready.lm.led.distribution import Final, LEDStep, check_temperature
+from cameraready.lm.led.layers import LowerLayers, parts_of
 from cameraready.lm.led.thinking import ThinkEnd
 
 Emit = Literal["draw", "best", "log_probs"]
@@ -51,7 +51,7 @@ class LEDProcessor(LogitsProcessor):
     Notes
     -----
     A prompt is told from a continuation by its ids: scores for what is not the last call's ids with one token more start afresh. Not for
-    beams, assisted generation or classifier-free guidance, which run the model more than once a step.
+    beams (noticed once rows change places), nor for assisted generation and classifier-free guidance, which run the model more than once a step.
     """
 
     def __init__(
@@ -66,10 +66,8 @@ class LEDProcessor(LogitsProcessor):
     ) -> None:
         if emit not in get_args(Emit):
             raise ValueError(f"emit must be 'draw', 'best' or 'log_probs', got {emit!r}")
-        if isinstance(temperature, bool) or not (temperature > 0 and math.isfinite(temperature)):
-            raise ValueError(
-                f"temperature must be positive and finite, got {temperature!r}; for the most likely token use emit='best'"
-            )
+        check_temperature(temperature, "for the likeliest token use emit='best'")
+        model, tokenizer = parts_of(model, tokenizer)
         if generator is None:
             generator = torch.Generator()
             generator.seed()
@@ -127,6 +125,10 @@ class LEDProcessor(LogitsProcessor):
             and input_ids.shape == (before.shape[0], before.shape[1] + 1)
             and torch.equal(input_ids[:, :-1], before)
         )
+        if not continues and before is not None and _reordered(before, input_ids):
+            raise ValueError(
+                "rows have changed places, as beams do: LEDProcessor is for sampling and greedy decoding, num_beams=1"
+            )
         if not continues or self._over is None:
             self.reset()
             self._ids, self.prompt_length = input_ids, input_ids.shape[1]
@@ -134,3 +136,10 @@ class LEDProcessor(LogitsProcessor):
         else:
             self._over = self.end.update(self._over, input_ids[:, self.prompt_length :])
         return self._over
+
+
+def _reordered(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether all rows of `now` (B, T + 1) continue some row of `before` (B, T), though not each its own."""
+    if len(before) < 2 or now.shape != (before.shape[0], before.shape[1] + 1):
+        return False
+    return bool((now[:, None, :-1] == before[None]).all(-1).any(-1).all())

@@ -43,30 +43,49 @@ def laws(case: int, rows: int = 64, draws: int = 20_000) -> list[dict[str, Any]]
     sure = logits.clone()
     sure[0, :, 0] = 200.0
     sure_plain = torch.zeros(rows, 1000).scatter(-1, torch.zeros(rows, 1, dtype=torch.long), 1.0)
+    always = led_distribution(logits, LEDConfig(exploit="never")).dense(1000).exp()
     gaps = {
         "outside": float(pi[~inside].max()),
         "not_one": float((pi.sum(-1) - 1).abs().max()),
-        "entropy_lost": float((step.entropy[:, 0] - step.entropy.amax(-1)).max()),
+        "entropy_lost": float((torch.special.entr(plain).sum(-1) - torch.special.entr(always).sum(-1)).max()),
         "from_top_k_at_depth_1": _furthest(led_distribution(logits[:1], LEDConfig(depth=1)).dense(1000).exp(), plain),
         "from_top_k_when_sure": _furthest(led_distribution(sure, LEDConfig()).dense(1000).exp(), sure_plain),
     }
-    return [{"decoding": "led", **gaps, "frequencies_p": _frequencies(step, draws, generator)}]
+    return [{"decoding": "led", **gaps, "frequencies_p": _frequencies(logits[:, 0], step, draws, generator)}]
 
 
 def _furthest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def _frequencies(step: Any, draws: int, generator: torch.Generator) -> float:
-    """Chi-square p-value of draws from the first row's law."""
+def _frequencies(logits: torch.Tensor, step: Any, draws: int, generator: torch.Generator) -> float:
+    """Chi-square p-value of the first row's law for tokens drawn as the algorithm says, by a coin and two draws; logits (8, V)."""
     from scipy.stats import chisquare
 
-    probs = step.log_probs[0].double().exp()
-    drawn = torch.multinomial(probs, draws, replacement=True, generator=generator)
-    counts, expected = torch.bincount(drawn, minlength=len(probs)).numpy(), (probs / probs.sum()).numpy() * draws
+    probs = step.log_probs[0].double().exp().numpy()
+    tokens = step.candidates[0].tolist()
+    drawn = by_the_coin(logits, draws, generator).tolist()
+    counts, expected = np.array([drawn.count(token) for token in tokens], dtype=float), probs / probs.sum() * draws
     rare = expected < 5
     counts, expected = np.append(counts[~rare], counts[rare].sum()), np.append(expected[~rare], expected[rare].sum())
-    return float(chisquare(counts[expected > 0], expected[expected > 0]).pvalue)
+    return float(chisquare(counts[expected > 0], expected[expected > 0]).pvalue) if counts.sum() == draws else 0.0
+
+
+def by_the_coin(logits: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:
+    """Tokens drawn by the algorithm as the authors' figure and code have it, step by step and apart from the component: LongTensor (draws,)."""
+    p = [torch.softmax(layer.double() / 0.6, -1) for layer in logits]
+    top = torch.topk(p[0], 8).indices
+    total, best, most = torch.zeros(8, dtype=torch.float64), torch.zeros(8), -1.0
+    for layer in p:
+        total = total + layer[top].clamp(min=1e-6)
+        share = total / total.sum()
+        entropy = float(-(share * share.log()).sum())
+        if entropy > most:
+            best, most = share, entropy
+    explores = torch.rand(draws, generator=generator, dtype=torch.float64) >= p[0].max()
+    exploit = torch.multinomial(p[0][top], draws, replacement=True, generator=generator)
+    explore = torch.multinomial(best, draws, replacement=True, generator=generator)
+    return top[torch.where(explores, explore, exploit)]
 
 
 # --- a sharpened model -----------------------------------------------------------------------------------------------

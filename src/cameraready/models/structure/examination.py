@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +75,8 @@ def _find(parts: Anatomy, model: nn.Module, config: Any, fingerprint: tuple[Any,
     for layer in parts.layers:
         watched += [part for _, part in layer.module.named_children() if shapes.is_norm(part, parts.hidden_size)]
         watched += [part.module for part in (layer.attention, layer.mlp) if part is not None]
-    seen = observe(model, dict.fromkeys(watched), parts.vocab_size)
+    with contextlib.nullcontext() if parts.rotary_source is None else parts.rotary_source.kept():
+        seen = observe(model, dict.fromkeys(watched), parts.vocab_size)
     name = type(parts.model).__name__
     window = getattr(config, "sliding_window", None)
     attentions: list[_Settled | None] = []

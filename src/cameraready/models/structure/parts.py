@@ -180,6 +180,13 @@ class Anatomy:
         ------
         ValueError
             If the layer has no rotary positions or there is no such layer.
+        UnknownArchitecture
+            If its attention is of a make that is not known, or none.
+
+        Notes
+        -----
+        Where the angles depend on the length of the input (dynamic NTK, LongRoPE) they are those of an input as long as the
+        largest position; the model's own state stays.
         """
         attention = self._attention(layer)
         if attention.refusal is not None:

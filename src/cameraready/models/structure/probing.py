@@ -161,8 +161,11 @@ def _error(way: Attention, flow: Flow, angles: Angles | None) -> float:
         if cos.shape[-1] > way.head_dim:
             return float("inf")
         turned = (cos, sin)
-    with torch.no_grad():
-        return relative_error(attend(way, flow.given, turned), flow.gave)
+    try:
+        with torch.no_grad():
+            return relative_error(attend(way, flow.given, turned), flow.gave)
+    except (RuntimeError, ValueError, IndexError):  # shapes that do not go together: not this way
+        return float("inf")
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -84,23 +85,32 @@ class RotarySource:
 
     def __init__(self, decoder: nn.Module, layer_types: list[str] | None) -> None:
         self._layer_types = layer_types
-        self.modules = {name: module for name, module in decoder.named_modules() if _gives_angles(module)}
+        # With duplicates: other libraries hang a shared module into every layer (kvpress does, and leaves it there).
+        every = decoder.named_modules(remove_duplicate=False)
+        self._paths = {path: module for path, module in every if _gives_angles(module)}
+        outside = {id(module) for path, module in self._paths.items() if not _in_numbered(path)}
+        self._shared = {path: module for path, module in self._paths.items() if not _in_numbered(path)}
+        self._own = {path: module for path, module in self._paths.items() if id(module) not in outside}
 
     def module_of(self, layer: int, path: str, window: int | None) -> nn.Module | None:
         """The module that layer `layer`, found at `path`, takes its angles from."""
-        inside = [module for name, module in self.modules.items() if name.startswith(path + ".")]
-        if inside:
-            return inside[0]
-        # Outside of all layers: at most one for sliding-window layers and one for the rest (Gemma 3 before transformers 5).
-        shared = {name: module for name, module in self.modules.items() if not _in_numbered(name)}
-        local = [module for name, module in shared.items() if "local" in name.rpartition(".")[2]]
-        others = [module for name, module in shared.items() if "local" not in name.rpartition(".")[2]]
-        chosen = local if window is not None and local else others
+        chosen = [module for name, module in self._own.items() if name.startswith(path + ".")]
+        if not chosen:
+            # Outside of all layers: one for all, or one for sliding windows and one for the rest (Gemma 3 before transformers 5).
+            local = [module for name, module in self._shared.items() if "local" in name.rpartition(".")[2]]
+            others = [module for name, module in self._shared.items() if "local" not in name.rpartition(".")[2]]
+            chosen = local if window is not None and local else others
         return chosen[0] if chosen else None
 
-    def is_own(self, module: nn.Module) -> bool:
-        """Whether a module of angles belongs to one layer alone."""
-        return any(part is module and _in_numbered(name) for name, part in self.modules.items())
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Puts back what running the modules changes of them: frequencies that depend on the longest input (dynamic NTK)."""
+        before = [(module, _state(module)) for module in dict.fromkeys(self._paths.values())]
+        try:
+            yield
+        finally:
+            for module, state in before:
+                _put_back(module, state)
 
     def raw(
         self, module: nn.Module, positions: torch.Tensor, layer: int, like: torch.Tensor
@@ -115,7 +125,8 @@ class RotarySource:
                 f"{type(module).__name__} gives rotary angles, but takes no `position_ids`; it takes {', '.join(names)}."
             )
         try:
-            angles = module(like, position_ids=self._in_sections(module, positions), **arguments)
+            with self.kept():
+                angles = module(like, position_ids=self._in_sections(module, positions), **arguments)
         except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
             raise UnknownArchitecture(
                 f"{type(module).__name__} does not give the rotary angles of layer {layer} "
@@ -132,6 +143,27 @@ class RotarySource:
         if getattr(module, "mrope_section", None) is not None:
             return positions[None].expand(3, *positions.shape)
         return positions
+
+
+_State = tuple[dict[str, Any], dict[str, torch.Tensor | None], dict[str, torch.Tensor]]
+
+
+def _state(module: nn.Module) -> _State:
+    contents = {name: buffer.clone() for name, buffer in module._buffers.items() if buffer is not None}
+    return vars(module).copy(), module._buffers.copy(), contents
+
+
+def _put_back(module: nn.Module, state: _State) -> None:
+    """Only what differs is touched: the module may be running elsewhere."""
+    attributes, buffers, contents = state
+    for now, then in ((vars(module), attributes), (module._buffers, buffers)):
+        for name in set(now) - set(then):
+            del now[name]
+        now.update({name: value for name, value in then.items() if now.get(name) is not value})
+    for name, content in contents.items():
+        buffer = module._buffers[name]
+        if buffer is not None and not buffer.is_meta and not torch.equal(buffer, content):
+            buffer.copy_(content)
 
 
 def _in_numbered(name: str) -> bool:
