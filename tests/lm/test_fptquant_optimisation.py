@@ -154,6 +154,76 @@ def test_a_saved_state_is_tensors_and_numbers(model, tmp_path):
         FPTQuantizer(model, FPTConfig.mergeable()).load_state_dict(state)
 
 
+def test_a_projection_of_zeros_has_no_gradient_and_spoils_nothing():
+    model = awkward("llama", dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+    fpt = FPTQuantizer(model).optimize_local(steps=5)
+    assert fpt.local_losses[-1] < fpt.local_losses[0]
+    assert fpt.calibrate([tokens()]).difference(tokens()) < 1e-3
+    zeros = torch.zeros(3, 3, requires_grad=True)
+    p_norm(zeros, 4).backward()
+    assert torch.equal(zeros.grad, torch.zeros(3, 3))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_transforms_are_spoilt():
+    model = awkward("llama", dtype=torch.float32)
+    fpt = FPTQuantizer(model).optimize_local(steps=2)
+    before = fpt.state_dict()["transforms"]
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(RuntimeError, match="the loss is nan at step 2"):
+        fpt.optimize_local(steps=5)
+    assert all(torch.equal(before[name], value) for name, value in fpt.state_dict()["transforms"].items())
+
+
+def test_a_calibration_that_fails_leaves_what_was_there(model, monkeypatch):
+    fpt = FPTQuantizer(model)
+    with pytest.raises(ValueError, match=r"from 0 to 261.*got 100"):
+        fpt.calibrate([tokens() + 100_000])
+    assert fpt.quantisation is None
+    fpt.calibrate([tokens()], QuantConfig(kv=8))
+    with torch.no_grad():
+        before = fpt.model(tokens()).logits
+    monkeypatch.setattr(type(fpt), "_search_weights", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        fpt.calibrate([tokens(1)], QuantConfig(weights=8, residual=8))
+    monkeypatch.undo()
+    assert fpt.quantisation == QuantConfig(kv=8)
+    with torch.no_grad():
+        assert torch.equal(fpt.model(tokens()).logits, before)
+
+
+def test_after_an_interruption_the_model_is_that_of_the_last_finished_step(model, monkeypatch):
+    fpt = FPTQuantizer(model).calibrate([tokens()])
+    step, done = torch.optim.AdamW.step, []
+
+    def interrupted(self):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(1)
+        step(self)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fpt.train_end_to_end([tokens()], steps=9, lr=1e-2)
+    monkeypatch.undo()
+    with torch.no_grad():
+        left = fpt.model(tokens()).logits
+        assert torch.equal(fpt.refresh().model(tokens()).logits, left)
+    assert len(fpt.trained_losses) == 3
+
+
+def test_weights_of_the_simulation_are_frozen(model):
+    fpt = FPTQuantizer(model).calibrate([tokens()])
+    assert not any(p.requires_grad for p in fpt.model.parameters())
+    assert not fpt.model(tokens()).logits.requires_grad
+    fpt.train_end_to_end([tokens()], steps=1)
+    weights = [p for n, p in fpt.model.named_parameters() if n.endswith(("weight", "bias"))]
+    assert all(p.grad is None for p in weights)
+    assert not any(p.requires_grad for p in fpt.model.parameters())
+
+
 def test_divergences_are_scipys_and_torchs():
     a, b = (torch.randn(4, 7, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     p, q = a.softmax(-1), b.softmax(-1)
@@ -176,6 +246,15 @@ def test_what_comes_too_early_or_makes_no_sense_is_refused(model, tmp_path):
         fpt.optimize_local(rows=0)
     with pytest.raises(ValueError, match="value_form must be one of full, rotation"):
         FPTConfig(value_form="square")
+    for bad in ({"rotate": False}, "all"):
+        with pytest.raises(TypeError, match="must be an FPTConfig"):
+            FPTQuantizer(model, bad)
+    with pytest.raises(TypeError, match="prerope must be True or False"):
+        FPTConfig(prerope="no")
+    with pytest.raises(TypeError, match="must be a QuantConfig"):
+        fpt.calibrate([tokens()], {"kv": 8})
+    with pytest.raises(RuntimeError, match="optimize_local comes before calibrate"):
+        FPTQuantizer(model).calibrate([tokens()]).optimize_local()
     with pytest.raises(ValueError, match="nothing to train"):
         FPTQuantizer(model, only()).calibrate([tokens()], QuantConfig(None, None, None)).train_end_to_end([tokens()])
     with pytest.raises(ValueError, match="'jsd', 'kl' or 'text'"):

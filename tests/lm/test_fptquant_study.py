@@ -14,8 +14,9 @@ from cameraready.evidence.specs import Spec
 from cameraready.lm.fptquant import QuantConfig
 from cameraready.lm.fptquant.base_model import MASSIVE, architecture, ill_conditioned, in_float64, train
 from cameraready.lm.fptquant.rivals import RECIPES, smoothed
-from cameraready.lm.fptquant.study import exact_everywhere, given_model, nats, trained_block, weight_norm
-from cameraready.lm.fptquant.workloads import TrainedModel, documentation, open_workload, texts
+from cameraready.lm.fptquant.study import given_model, trained_block
+from cameraready.lm.fptquant.trials import exact_everywhere, exact_here, subsets, weight_norm
+from cameraready.lm.fptquant.workloads import TrainedModel, documentation, nats, open_workload, texts
 from cameraready.models import open_model, tiny_model, tiny_tokenizer
 from tests.lm.fptquant_models import awkward, tokens
 
@@ -117,15 +118,15 @@ def test_the_weight_norm_is_that_of_the_projections_alone(small):
     assert weight_norm(made) == pytest.approx(expected, rel=1e-5)
 
 
-def test_ten_blocks_try_all_subsets_once(small):
+def test_ten_blocks_try_all_subsets_once_and_the_differences_are_measured():
+    every = [names for block in range(10) for names in subsets(block)]
+    assert len(every) == len(set(every)) == 64
     workload = TrainedModel("x", layers=1, hidden=64, steps=1, calibration=1, evaluation=1)
     weights = {n: p.detach().numpy() for n, p in workload.empty().state_dict().items()}
-    found = [
-        row["subset"]
-        for block in range(10)
-        for row in exact_everywhere(workload, Context(seed=0, prepared=weights), block=block, quantizer="fpt")
-    ]
-    assert len(found) == len(set(found)) == 64
+    rows = exact_everywhere(workload, Context(seed=0, prepared=weights), block=9, quantizer="fpt")
+    assert [row["subset"] for row in rows] == ["+".join(names) for names in subsets(9)]
+    assert max(row["difference"] for row in rows) < 1e-9
+    assert max(row["difference"] for row in rows) > 0
 
 
 def test_calibration_text_and_held_out_text_do_not_meet():
@@ -195,7 +196,6 @@ def test_a_shipped_row_comes_out_again():
 @pytest.mark.models
 @pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b-instruct", "gemma-3-270m"])
 def test_a_real_model_keeps_its_logits_to_a_thousandth(name):
-    from cameraready.lm.fptquant.study import exact_here
     from cameraready.models import ModelError
 
     workload = open_workload(Spec(name, "shipped", name))

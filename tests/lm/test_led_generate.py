@@ -325,6 +325,9 @@ def test_what_a_models_configuration_says_of_sampling_does_not_leak_in(prompts):
         again = led_generate(model, prompts, led=LED, max_new_tokens=4, generator=seeded())
     assert torch.equal(plain, again)
     assert said == []
+    with warnings_of_transformers() as said:
+        model.generate(prompts["input_ids"], do_sample=False, temperature=0.2, max_new_tokens=1)
+    assert "temperature" in str(said)  # it would have been heard
 
 
 def test_an_opened_model_brings_its_tokenizer(model, tokenizer, prompts):

@@ -224,11 +224,19 @@ def test_the_coins_draws_are_told_from_a_law_that_is_not_theirs():
 
 def test_looks_at_layers_in_closed_form():
     p = torch.tensor([[0.5, 0.25, 0.25, 1e-30]]).log()
-    look = trials._looks(p, torch.tensor([[0, 1]]))
+    look = rivals.looks(p, torch.tensor([[0, 1]]))
     assert look["entropy"] == pytest.approx(1.5 * math.log(2), rel=1e-5)
     assert look["candidate_entropy"] == pytest.approx(-(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3)), rel=1e-5)
     assert look["coverage"] == 1.0
-    assert trials._looks(p.flip(1), torch.tensor([[0, 1]]))["coverage"] == 0.0
+    assert rivals.looks(p.flip(1), torch.tensor([[0, 1]]))["coverage"] == 0.0
+
+
+def test_the_final_layer_is_compared_with_those_below_it():
+    curves = [
+        {"entropy": e, "candidate_entropy": c, "coverage": v} for e, c, v in ((1, 0.5, 1), (2, 0.4, 0.9), (6, 0.9, 0.1))
+    ]
+    found = rivals.asymmetry(curves)
+    assert found == pytest.approx({"entropy_ratio": 1 / 4, "candidate_gain": 0.4, "coverage_near": 0.5})
 
 
 def test_thinking_ends_with_the_token_where_there_is_one():

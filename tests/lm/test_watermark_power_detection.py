@@ -20,6 +20,8 @@ from cameraready.lm.watermark_power import WatermarkCalibrator, exact_detect
 from cameraready.lm.watermark_power.sampling import left_padded, sampling_options, still_writing
 from cameraready.lm.watermark_power.schemes import GreenLists
 
+pytestmark = pytest.mark.torch
+
 VOCAB = 300
 CONFIGS = [("lefthash", 1), ("lefthash", 3), ("selfhash", 1), ("selfhash", 2), ("selfhash", 4)]
 
@@ -297,3 +299,29 @@ def test_emitted_config_is_a_generation_config(model):
     GenerationConfig(watermarking_config=config).validate()
     found = exact_detect(generate(model, plan.to_transformers(), seed=1), plan, skip=3)  # the plan knows the vocabulary
     assert found.share == plan.green_share
+
+
+# --- a real model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.models
+def test_a_real_model_writes_and_is_found_as_predicted(real_model):
+    """Gemma 3 270M, whose logits are wider than its tokenizer counts tokens that it uses."""
+    lm = real_model("gemma-3-270m")
+    prompts = [
+        lm.encode(text)[0].tolist()
+        for text in ("The history of the town begins", "To open a file in Python", "She looked at")
+    ]
+    calibrator = WatermarkCalibrator.from_model(lm.model, None, 3 * prompts, max_new_tokens=16)
+    plan = calibrator.predict(0.5, 3.0, alpha=1e-2, length=16)
+    options = sampling_options(lm.model, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=16)
+    batch, mask = left_padded(3 * prompts, options.pad_token_id, "cpu")
+    options.watermarking_config = plan.to_transformers(hashing_key=4_242_424_243)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        out = lm.model.generate(batch, attention_mask=mask, generation_config=options)
+    found = exact_detect(out[:, batch.shape[1] - 1 :], options.watermarking_config, lm.model, skip=1)
+    rate = found.green.sum() / found.scored.sum()
+    spread = np.std(found.green / found.scored, ddof=1) / 3
+    assert plan.green_rate > 0.6
+    assert abs(rate - plan.green_rate) < 4 * spread + 0.05

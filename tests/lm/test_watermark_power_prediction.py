@@ -12,6 +12,8 @@ from cameraready.lm.watermark_power import Contexts, WatermarkCalibrator, thresh
 from cameraready.lm.watermark_power.theory.greenmass import GreenMass, realised
 from cameraready.lm.watermark_power.theory.tails import matched_tail, normal_threshold, poisson_binomial_tail, size
 
+pytestmark = pytest.mark.torch
+
 V = 400
 
 

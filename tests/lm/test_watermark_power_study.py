@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -12,11 +13,14 @@ from transformers import WatermarkingConfig
 
 from cameraready import check
 from cameraready.evidence import Claim, Context, Untested
+from cameraready.evidence.peers.environments import open_peer
 from cameraready.lm._workload import tiny
 from cameraready.lm.watermark_power import WatermarkCalibrator, exact_detect, study
 from cameraready.lm.watermark_power.experiment import generation, human, synthetic, trials
 from cameraready.lm.watermark_power.experiment.generation import MeasuringConfig
 from cameraready.lm.watermark_power.sampling import own_randomness, sampling_options
+
+pytestmark = pytest.mark.torch
 
 # --- simulated texts ----------------------------------------------------------------------------------------------------
 
@@ -207,3 +211,12 @@ def test_a_model_of_ones_own_is_calibrated(lm, tmp_path, monkeypatch):
     assert isinstance(found.component, WatermarkCalibrator)
     plan = found.component.minimise_distortion(alpha=0.01, power=0.9, length=48)
     assert plan.vocab_size == lm.model.config.vocab_size
+
+
+@pytest.mark.peers
+def test_markllm_counts_the_same_green_tokens():
+    """In an environment of its own, which takes torch and transformers from here."""
+    with open_peer(study.MARKLLM, Path(study.__file__).parent) as remote:
+        for condition in study.plan("desk", study.JSON):
+            rows = study.trial(study.JSON, Context(seed=1, open_peer=lambda name: remote), **condition)
+            assert [row["differ"] for row in rows] == [0], rows

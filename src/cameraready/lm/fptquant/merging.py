@@ -98,6 +98,9 @@ class FPTConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        for name in (*TRANSFORMS, "qk_hadamard"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     @property
     def wanted(self) -> tuple[str, ...]:

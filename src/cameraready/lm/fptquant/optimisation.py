@@ -47,7 +47,18 @@ def steps_shown(first: int, last: int, label: str, progress: bool | None) -> Ite
 def p_norm(weight: Tensor, p: float) -> Tensor:
     """(mean |w|^p)^(1/p), computed relative to the largest entry."""
     largest = weight.detach().abs().amax().clamp_min(torch.finfo(weight.dtype).tiny)
-    return largest * (weight / largest).abs().pow(p).mean().pow(1 / p)
+    # The clamp gives a matrix of zeros a gradient of zero; its own would be infinite.
+    mean = (weight / largest).abs().pow(p).mean().clamp_min(torch.finfo(weight.dtype).tiny)
+    return largest * mean.pow(1 / p)
+
+
+def finite(loss: float, step: int) -> float:
+    """`loss`, if it is a finite number: else the transforms, still those of the step before, would be spoilt."""
+    if not math.isfinite(loss):
+        raise RuntimeError(
+            f"the loss is {loss} at step {step}; the transforms are those of the step before. Are all weights finite? Else try a lower lr"
+        )
+    return loss
 
 
 def weight_norms(transforms: Transforms, model: nn.Module, p: float = 4.0) -> dict[str, float]:
@@ -89,7 +100,7 @@ def optimise_locally(
     for step in steps_shown(len(done.losses), steps, "local optimisation", progress):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         optimiser.zero_grad()
-        total = _backward(transforms, read, p=p, rows=rows, generator=generator)
+        total = finite(_backward(transforms, read, p=p, rows=rows, generator=generator), step)
         optimiser.step()
         done.losses.append(total)
         done.optimiser = optimiser.state_dict()
@@ -154,7 +165,9 @@ def train(
     own = [parameter for parameter in fpt.transforms.parameters() if parameter.requires_grad]
     ranges = list(quantiser_parameters(fpt.model))
     if not own and not ranges:
-        raise ValueError("there is nothing to train: no transform has parameters, and no quantiser has a range of its own")
+        raise ValueError(
+            "there is nothing to train: no transform has parameters, and no quantiser has a range of its own"
+        )
     groups = [{"params": own, "base": lr}, {"params": ranges, "base": range_lr}]
     optimiser = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, weight_decay=0.0)
     if done.optimiser is not None:
@@ -168,6 +181,7 @@ def train(
                 group["lr"] = group["base"] * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimiser.zero_grad()
             value = _loss(fpt, batches[step % len(batches)], read, loss)
+            finite(float(value.detach()), step)
             value.backward()
             torch.nn.utils.clip_grad_norm_([*own, *ranges], 1.0)
             optimiser.step()

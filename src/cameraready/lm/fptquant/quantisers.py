@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -260,3 +260,20 @@ def quantiser_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     for module in model.modules():
         if isinstance(module, (StaticQuantiser, WeightQuantiser)):
             yield from module.parameters()
+
+
+def checked(batches: Iterable[Tensor], vocabulary: int) -> list[Tensor]:
+    """The batches as a list; ValueError for none, or for one that is no (batch, tokens) tensor of ids below `vocabulary`."""
+    texts = list(batches) if not isinstance(batches, Tensor) else [batches]
+    if not texts:
+        raise ValueError("there is no batch of token ids to calibrate on")
+    for ids in texts:
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
+            got = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"a batch must be a tensor of token ids, shape (batch, tokens), got {got}")
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            raise ValueError(
+                f"token ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got {int(ids.min())} to {int(ids.max())}: is the "
+                "tokenizer the model's own?"
+            )
+    return texts

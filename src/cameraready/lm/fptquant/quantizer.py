@@ -8,13 +8,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cameraready.lm.fptquant.host import read_host
 from cameraready.lm.fptquant.merging import FPTConfig, Read, Transforms
 from cameraready.lm.fptquant.optimisation import Progress, optimise_locally, train
-from cameraready.lm.fptquant.quantisers import QuantConfig, StaticQuantiser, WeightQuantiser
-from cameraready.lm.fptquant.simulation import insert_quantisers, quantisers, simulate, untie
+from cameraready.lm.fptquant.quantisers import QuantConfig, WeightQuantiser, checked
+from cameraready.lm.fptquant.simulation import (
+    insert_quantisers,
+    quantisers,
+    remember_quantisers,
+    simulate,
+    switched,
+    untie,
+)
 from cameraready.lm.fptquant.transforms import ValueTransform, condition
 
 if TYPE_CHECKING:
@@ -75,6 +82,10 @@ class FPTQuantizer:
 
     def __init__(self, model: PreTrainedModel, config: FPTConfig | None = None):
         config = FPTConfig() if config is None else config
+        if not isinstance(config, FPTConfig):
+            raise TypeError(
+                f"config must be an FPTConfig, such as FPTConfig(rotate=False), got {type(config).__name__}"
+            )
         self.host = read_host(model)
         self.skipped: dict[str, str] = {}
         for name in config.wanted:
@@ -124,6 +135,7 @@ class FPTQuantizer:
         float
             Absolute; rounding makes it 1e-5 or so in float32. transformers computes norms in float32 also in a float64 model.
         """
+        (ids,) = self._checked([ids])
         with self.full_precision():
             return float((self.model(ids).logits - self.given(ids).logits).abs().max())
 
@@ -141,7 +153,7 @@ class FPTQuantizer:
 
     def full_precision(self) -> Any:
         """Context manager within which `model` runs without quantisers."""
-        return _Switched(self.model, "off")
+        return switched(self.model, "off")
 
     def optimize_local(
         self,
@@ -172,12 +184,24 @@ class FPTQuantizer:
         progress : bool, optional
             Whether to show a progress bar; by default if standard error is a terminal.
         """
-        optimise_locally(
-            self.transforms, self.given, self._local, p=p, steps=steps, lr=lr, rows=rows, seed=seed, progress=progress
-        )
-        self.refresh()
-        if self.quantisation is not None:
-            self._search_weights()
+        if self.quantisation is not None and steps > len(self._local.losses):
+            raise RuntimeError(
+                "optimize_local comes before calibrate: the ranges found would be those of other transforms. Make a new FPTQuantizer"
+            )
+        try:
+            optimise_locally(
+                self.transforms,
+                self.given,
+                self._local,
+                p=p,
+                steps=steps,
+                lr=lr,
+                rows=rows,
+                seed=seed,
+                progress=progress,
+            )
+        finally:
+            self.refresh()
         return self
 
     @property
@@ -204,18 +228,28 @@ class FPTQuantizer:
             No batch, or a batch that is no (batch, tokens) tensor of integers.
         """
         config = QuantConfig() if config is None else config
-        texts = checked(batches)
-        insert_quantisers(self.model, self.host, config)
+        if not isinstance(config, QuantConfig):
+            raise TypeError(f"config must be a QuantConfig, such as QuantConfig(kv=8), got {type(config).__name__}")
+        texts = self._checked(batches)
+        put_back = remember_quantisers(self.model, self.host)
+        try:
+            insert_quantisers(self.model, self.host, config)
+            with switched(self.model, "observe"):
+                for ids in texts:
+                    self.model(ids, use_cache=False)
+            for _, quantiser in quantisers(self.model):
+                if not isinstance(quantiser, WeightQuantiser):
+                    quantiser.search()
+            self._search_weights()
+        except BaseException:
+            put_back()
+            raise
         self.quantisation = config
-        with _Switched(self.model, "observe"):
-            for ids in texts:
-                self.model(ids, use_cache=False)
-        for _, quantiser in quantisers(self.model):
-            if not isinstance(quantiser, WeightQuantiser):
-                quantiser.search()
-        self._search_weights()
         self._trained = Progress()
         return self
+
+    def _checked(self, batches: Iterable[Tensor]) -> list[Tensor]:
+        return checked(batches, self.given.get_submodule(self.host.embedding).num_embeddings)
 
     def _search_weights(self) -> None:
         for _, module in self.model.named_modules():
@@ -258,17 +292,20 @@ class FPTQuantizer:
             raise RuntimeError(
                 "calibrate(batches, config) comes before train_end_to_end: there is nothing quantised yet"
             )
-        train(
-            self,
-            checked(batches),
-            self._trained,
-            steps=steps,
-            lr=lr,
-            range_lr=lr if range_lr is None else range_lr,
-            loss=loss,
-            progress=progress,
-        )
-        return self.refresh()
+        try:
+            train(
+                self,
+                self._checked(batches),
+                self._trained,
+                steps=steps,
+                lr=lr,
+                range_lr=lr if range_lr is None else range_lr,
+                loss=loss,
+                progress=progress,
+            )
+        finally:
+            self.refresh()
+        return self
 
     @property
     def trained_losses(self) -> list[float]:
@@ -395,32 +432,3 @@ class FPTQuantizer:
                     parameter.copy_(state["ranges"][f"{name}.{key}"])
                 quantiser.mode = "on"
         return self
-
-
-class _Switched:
-    """All quantisers in one mode for the length of a with statement; "observe" is for activations, and weights are off meanwhile."""
-
-    def __init__(self, model: nn.Module, mode: Literal["off", "observe"]):
-        self.model, self.mode = model, mode
-        self.before: list[tuple[Any, Any]] = []
-
-    def __enter__(self) -> None:
-        self.before = [(quantiser, quantiser.mode) for _, quantiser in quantisers(self.model)]
-        for quantiser, _ in self.before:
-            quantiser.mode = self.mode if isinstance(quantiser, StaticQuantiser) else "off"
-
-    def __exit__(self, *_: object) -> None:
-        for quantiser, mode in self.before:
-            quantiser.mode = mode
-
-
-def checked(batches: Iterable[Tensor]) -> list[Tensor]:
-    """The batches as a list; ValueError for none, or for one that is no (batch, tokens) tensor of integers."""
-    texts = list(batches) if not isinstance(batches, Tensor) else [batches]
-    if not texts:
-        raise ValueError("there is no batch of token ids to calibrate on")
-    for ids in texts:
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
-            got = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"a batch must be a tensor of token ids, shape (batch, tokens), got {got}")
-    return texts

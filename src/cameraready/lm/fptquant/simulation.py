@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from cameraready.lm.fptquant.hadamard import GroupedHadamard
 from cameraready.lm.fptquant.host import Host, HostLayer, Norm
-from cameraready.lm.fptquant.quantisers import QuantConfig, StaticQuantiser, TokenQuantiser, WeightQuantiser
+from cameraready.lm.fptquant.quantisers import (
+    QuantConfig,
+    StaticQuantiser,
+    TokenQuantiser,
+    WeightQuantiser,
+    quantiser_parameters,
+)
 from cameraready.lm.fptquant.transforms import DownHadamard, ResidualScaling
 
 if TYPE_CHECKING:
@@ -26,7 +33,7 @@ class SimulatedNorm(nn.Module):
 
     def __init__(self, gain: Tensor, eps: float, scaling: ResidualScaling | None):
         super().__init__()
-        self.weight = nn.Parameter(gain.detach().clone())
+        self.weight = nn.Parameter(gain.detach().clone(), requires_grad=False)
         self.eps, self.scaling = eps, scaling
         self.output_quantiser: nn.Module | None = None
 
@@ -45,8 +52,8 @@ class SimulatedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().clone())
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+        self.weight = nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.scaling: ResidualScaling | None = None
         self.online: nn.Module | None = None
@@ -255,6 +262,29 @@ def insert_quantisers(twin: nn.Module, host: Host, config: QuantConfig) -> None:
             layer.residual_quantisers = layer.forward.quantisers
         elif config.residual is not None:
             raise ValueError(f"the residual stream cannot be quantised here: {host.obstacles['residual_scale']}")
+    for parameter in quantiser_parameters(twin):
+        parameter.requires_grad_(False)  # `train` switches them on
+
+
+def remember_quantisers(twin: nn.Module, host: Host) -> Callable[[], None]:
+    """A function that puts the quantisers back that are in place now."""
+    places: list[tuple[Any, str]] = []
+    for plan in host.layers:
+        places += [(twin.get_submodule(norm.name), "output_quantiser") for norm in (plan.attention_norm, plan.mlp_norm)]
+        for name in (plan.q, plan.k, plan.v, plan.o, plan.gate, plan.up, plan.down):
+            places += [(twin.get_submodule(name), part) for part in ("input_quantiser", "weight_quantiser")]
+        site = twin.get_submodule(plan.attention).cache_site
+        places += [(site, "keys"), (site, "values")]
+        layer = twin.get_submodule(plan.name)
+        if isinstance(layer.forward, LayerForward):
+            places += [(layer.forward, "quantisers"), (layer, "residual_quantisers")]
+    kept = [(place, part, getattr(place, part)) for place, part in places]
+
+    def put_back() -> None:
+        for place, part, value in kept:
+            setattr(place, part, value)
+
+    return put_back
 
 
 def quantisers(twin: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -262,3 +292,16 @@ def quantisers(twin: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in twin.named_modules():
         if isinstance(module, (StaticQuantiser, TokenQuantiser, WeightQuantiser)):
             yield name, module
+
+
+@contextmanager
+def switched(twin: nn.Module, mode: Literal["off", "observe"]) -> Iterator[None]:
+    """All quantisers in one mode for the length of a with statement; only static ranges observe, the others are off meanwhile."""
+    before = [(quantiser, quantiser.mode) for _, quantiser in quantisers(twin)]
+    try:
+        for quantiser, _ in before:
+            quantiser.mode = mode if isinstance(quantiser, StaticQuantiser) else "off"
+        yield
+    finally:
+        for quantiser, was in before:
+            quantiser.mode = was

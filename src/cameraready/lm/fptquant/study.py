@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 
 from cameraready.evidence import (
     Answer,
@@ -22,24 +18,19 @@ from cameraready.evidence import (
     above,
     always,
     below,
-    interleave,
     ratio,
     versus_best,
     violations,
 )
 from cameraready.lm._workload import ACCEPTS, LMWorkload
-from cameraready.lm.fptquant.base_model import ill_conditioned, in_float64
 from cameraready.lm.fptquant.host import TRANSFORMS
 from cameraready.lm.fptquant.merging import FPTConfig
-from cameraready.lm.fptquant.optimisation import p_norm
-from cameraready.lm.fptquant.quantisers import QuantConfig
 from cameraready.lm.fptquant.quantizer import FPTQuantizer
-from cameraready.lm.fptquant.rivals import NONE, RECIPES
-from cameraready.lm.fptquant.workloads import SPEED, TRAINED, TrainedModel, WideModel, nats, open_workload, texts
+from cameraready.lm.fptquant.trials import FULL_BITS, exact_everywhere, exact_here, on_given, on_trained, speed
+from cameraready.lm.fptquant.workloads import SPEED, TRAINED, TrainedModel, WideModel, open_workload
 
 PAPER = "van Breugel, Bondarenko, Whatmough and Nagel, 2025, arXiv:2506.04985"
 QWEN, GEMMA = "qwen2.5-coder-0.5b-instruct", "gemma-3-270m"
-FULL_BITS = 16  # stands for "not quantised" in conditions
 
 # --- plan ------------------------------------------------------------------------------------------------------------
 
@@ -113,180 +104,6 @@ def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[d
             return exact_everywhere(workload, ctx, **condition)
         return on_trained(workload, ctx, **condition)
     return (exact_here if part == "exact" else on_given)(workload, ctx, **condition)
-
-
-def bits_of(weights: int, activations: int, kv: int, residual: int) -> QuantConfig:
-    given = {"weights": weights, "activations": activations, "kv": kv, "residual": residual}
-    return QuantConfig(**{name: None if bits >= FULL_BITS else bits for name, bits in given.items()})
-
-
-def on_trained(
-    workload: TrainedModel,
-    ctx: Context,
-    *,
-    block: int,
-    quantizer: str,
-    outliers: bool,
-    local: int,
-    steps: int,
-    **bits: int,
-) -> list[dict[str, Any]]:
-    seed = 1_000 * ctx.seed + block
-    batches, held_out = workload.text(seed)
-    model = workload.model(ctx.prepared)
-    if outliers:
-        model = ill_conditioned(model, seed, ids=torch.cat(batches))
-    arm = ctx.select(RECIPES)[quantizer]
-    row: dict[str, Any] = {"windows": len(held_out)}
-    if quantizer in RECIPES and quantizer not in ctx.own:
-        options = {"steps": local, "lr": 3e-2}
-        made = arm.make(model, batches, bits_of(**bits), seed=seed, local=options, steps=steps)
-        row["weight_norm"] = weight_norm(made)
-        made = made.model
-    else:
-        made = arm(model, batches)
-    found, plain = nats(made, held_out), nats(model, held_out)
-    return [{**row, **scores(float(np.mean(found)), float(np.mean(plain)))}]
-
-
-#: Cross-entropies of opened models in full precision, found once a worker.
-PLAIN: weakref.WeakKeyDictionary[Any, dict[Any, list[float]]] = weakref.WeakKeyDictionary()
-
-
-def weight_norm(fpt: FPTQuantizer) -> float:
-    """Sum over the projections of the decoder layers of (mean |w|^4)^(1/4), as merged."""
-    names = [
-        name
-        for layer in fpt.host.layers
-        for name in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-    ]
-    return sum(float(p_norm(fpt.model.get_submodule(name).weight.detach(), 4.0)) for name in names)
-
-
-def scores(found: float, plain: float) -> dict[str, float]:
-    """Cross-entropies in nats a token, the perplexity, and the excess over full precision."""
-    return {"nats": found, "full_nats": plain, "excess": found - plain, "perplexity": math.exp(min(found, 50.0))}
-
-
-def on_given(
-    workload: LMWorkload,
-    ctx: Context,
-    *,
-    quantizer: str,
-    windows: int,
-    length: int,
-    calibration: int,
-    local: int,
-    rows: int,
-    steps: int,
-    **bits: int,
-) -> list[dict[str, Any]]:
-    lm = workload.model(ctx.device, ctx.dtype or "float32")
-    batches, held_out = texts(workload, lm, calibration=calibration, evaluation=windows, length=length)
-    batches = [ids.to(ctx.device) for ids in batches]
-    arm = ctx.select(RECIPES)[quantizer]
-    if quantizer in RECIPES and quantizer not in ctx.own:
-        options = {"steps": local, "lr": 3e-2, "rows": rows}
-        fpt = arm.make(lm.model, batches, bits_of(**bits), seed=ctx.seed, local=options, steps=steps)
-        made, skipped = fpt.model, ", ".join(fpt.skipped)
-    else:
-        made, skipped = arm(lm.model, batches), ""
-    known = PLAIN.setdefault(lm.model, {})
-    key = tuple(tuple(row.tolist()) for row in held_out)
-    if key not in known:
-        known[key] = nats(lm.model, held_out, ctx.device)
-    pairs = zip(nats(made, held_out, ctx.device), known[key], strict=True)
-    return [
-        {"block": block, "outliers": False, "skipped": skipped, **scores(*pair)} for block, pair in enumerate(pairs)
-    ]
-
-
-# --- exactness -------------------------------------------------------------------------------------------------------
-
-
-def exact_everywhere(workload: TrainedModel, ctx: Context, *, block: int, quantizer: str) -> list[dict[str, Any]]:
-    """A tenth of the 64 subsets of transforms, with parameters drawn at random, in float64; a row each."""
-    seed = 1_000 * ctx.seed + block
-    model = in_float64(workload.model(ctx.prepared))
-    ids = workload.text(seed)[1][:2]
-    subsets = [c for size in range(len(TRANSFORMS) + 1) for c in itertools.combinations(TRANSFORMS, size)]
-    rows = []
-    for names in subsets[block % 10 :: 10]:
-        fpt = shaken(FPTQuantizer(model, FPTConfig(**{**NONE, **dict.fromkeys(names, True)})), seed)
-        rows.append({"subset": "+".join(names), "difference": fpt.difference(ids), "limit": 1e-9})
-    return rows
-
-
-def exact_here(
-    workload: LMWorkload, ctx: Context, *, quantizer: str, windows: int, length: int, calibration: int
-) -> list[dict[str, Any]]:
-    """All transforms that the model allows, at random parameters, in the model's dtype; a row a window."""
-    lm = workload.model(ctx.device, ctx.dtype or "float32")
-    _, held_out = texts(workload, lm, calibration=calibration, evaluation=windows, length=length)
-    fpt = shaken(FPTQuantizer(lm.model, FPTConfig(unsupported="skip")), ctx.seed, size=0.1)
-    with torch.no_grad():
-        spread = float(lm.model(held_out[0].to(ctx.device)[None]).logits.float().std())
-    return [
-        {
-            "block": block,
-            "subset": "+".join(fpt.config.wanted),
-            "skipped": ", ".join(fpt.skipped),
-            "difference": fpt.difference(row.to(ctx.device)[None]),
-            "logit_deviation": spread,
-            "limit": 1e-3,
-        }
-        for block, row in enumerate(held_out)
-    ]
-
-
-@torch.no_grad()
-def shaken(fpt: FPTQuantizer, seed: int, size: float = 0.3) -> FPTQuantizer:
-    """With every parameter of the transforms moved at random: at their start most are the identity."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in fpt.transforms.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        # Cayley's map of a d x d matrix turns by an angle that grows with the root of d.
-        parameter.add_(
-            (size * noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else size * noise).to(parameter.device)
-        )
-    return fpt.refresh()
-
-
-# --- time ------------------------------------------------------------------------------------------------------------
-
-ONLINE = {
-    "merged": {},
-    "residual_scale": {"residual_scale": True},
-    "down_hadamard": {"down_hadamard": True},
-    "fpt": {"residual_scale": True, "down_hadamard": True},
-}
-
-
-def speed(workload: WideModel, ctx: Context, *, tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """A forward pass in full precision, with the online transforms and without, in turn; a row an arm and repeat, two repeats a block."""
-    model = workload.model()
-    ids = torch.arange(tokens)[None] % 1000
-    calls = {}
-    for name, online in ctx.select(ONLINE).items():
-        if name in ctx.own:
-            continue
-        net = FPTQuantizer(model, FPTConfig(**{**NONE, **online})).model
-
-        def forward(net: Any = net) -> None:
-            with torch.no_grad():
-                net(ids, use_cache=False)
-
-        calls[name] = forward
-    timed = interleave(calls, warmup=2, repeats=repeats, arm_column="quantizer")
-    return [
-        {
-            "quantizer": row["quantizer"],
-            "block": row["repeat"] // 2,
-            "repeat": row["repeat"],
-            "forward_seconds": row["seconds"],
-        }
-        for row in timed
-    ]
 
 
 # --- the user's model ------------------------------------------------------------------------------------------------

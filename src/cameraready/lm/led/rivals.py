@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,8 @@ PLAIN: Mapping[str, dict[str, Any]] = {
     "min-p": {"min_p": 0.1},
     "top-k": {"top_k": 8},
 }
+#: Layers below the final one that are looked at.
+NEAR, LOWER = 4, 7
 _NONE = {"top_k": 0, "top_p": 1.0, "min_p": None}
 
 
@@ -107,6 +109,28 @@ def generate(
         if rule.kind == "dola":
             settings["logits_processor"] = LogitsProcessorList([stack.enter_context(DoLa(model))])
         return model.generate(ids, **settings)
+
+
+def looks(log_p: torch.Tensor, top: torch.Tensor) -> dict[str, float]:
+    """Entropies in nats over the vocabulary and over the final layer's candidates, and the share of these among the layer's own best."""
+    candidates = log_p.gather(-1, top).log_softmax(-1)
+    own = log_p.topk(top.shape[-1]).indices
+    shared = (own[:, :, None] == top[:, None, :]).any(-1).float().mean()
+    return {
+        "entropy": float(-(log_p.exp() * log_p).sum(-1).mean()),
+        "candidate_entropy": float(-(candidates.exp() * candidates).sum(-1).mean()),
+        "coverage": float(shared),
+    }
+
+
+def asymmetry(curves: Sequence[dict[str, float]]) -> dict[str, float]:
+    """How the final layer's uncertainty compares with that of the LOWER layers below it; `curves` from the top down, as `looks` gives them."""
+    lower = curves[1 : 1 + LOWER]
+    return {
+        "entropy_ratio": curves[0]["entropy"] / sum(c["entropy"] for c in lower) * len(lower),
+        "candidate_gain": max(c["candidate_entropy"] for c in lower) - curves[0]["candidate_entropy"],
+        "coverage_near": sum(c["coverage"] for c in lower[:NEAR]) / len(lower[:NEAR]),
+    }
 
 
 # --- DoLa ------------------------------------------------------------------------------------------------------------

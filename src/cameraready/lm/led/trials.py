@@ -19,13 +19,11 @@ from cameraready.lm.led import rivals, sharpening, walking
 from cameraready.lm.led.config import LEDConfig
 from cameraready.lm.led.distribution import led_distribution
 from cameraready.lm.led.generation import led_generate
-from cameraready.lm.led.rivals import PLAIN, Layers, Rule
+from cameraready.lm.led.rivals import PLAIN, Layers, Rule, asymmetry, looks
 from cameraready.lm.led.sharpening import cache_argument
 
 #: Of the samples a problem, how many tries count.
 TRIES = (1, 4, 16)
-#: Layers below the final one that are looked at.
-NEAR, LOWER = 4, 7
 
 
 # --- the law on random logits ----------------------------------------------------------------------------------------
@@ -227,32 +225,11 @@ def layers(
         curves = []
         for steps in range(len(hidden) - 1):
             log_p = final if steps == 0 else seen.below(steps, norm=norm).log_softmax(-1)
-            curves.append(_looks(log_p, top))
+            curves.append(looks(log_p, top))
             rows.append({"decoding": name, "layer": len(hidden) - 1 - steps, **curves[-1]})
         found[name] = curves
-    for name, curves in found.items():
-        lower = curves[1 : 1 + LOWER]
-        rows.append(
-            {
-                "decoding": name,
-                "entropy_ratio": curves[0]["entropy"] / float(np.mean([c["entropy"] for c in lower])),
-                "candidate_gain": max(c["candidate_entropy"] for c in lower) - curves[0]["candidate_entropy"],
-                "coverage_near": float(np.mean([c["coverage"] for c in curves[1 : 1 + NEAR]])),
-            }
-        )
+    rows += [{"decoding": name, **asymmetry(curves)} for name, curves in found.items()]
     return rows
-
-
-def _looks(log_p: torch.Tensor, top: torch.Tensor) -> dict[str, float]:
-    """Entropies in nats over the vocabulary and over the final layer's candidates, and the share of these among the layer's own best."""
-    candidates = log_p.gather(-1, top).log_softmax(-1)
-    own = log_p.topk(top.shape[-1]).indices
-    shared = (own[:, :, None] == top[:, None, :]).any(-1).float().mean()
-    return {
-        "entropy": float(-(log_p.exp() * log_p).sum(-1).mean()),
-        "candidate_entropy": float(-(candidates.exp() * candidates).sum(-1).mean()),
-        "coverage": float(shared),
-    }
 
 
 @functools.lru_cache(maxsize=2)

@@ -10,8 +10,8 @@ import torch
 
 from cameraready.lm.led import chains
 from cameraready.lm.led.config import LEDConfig
-from cameraready.lm.led.rivals import Layers, Rule, law
-from cameraready.lm.led.sharpening import LAYERS, Budget, reinforce, taught
+from cameraready.lm.led.rivals import Layers, Rule, asymmetry, law, looks
+from cameraready.lm.led.sharpening import LAYERS, Budget, Learner, reinforce, rollouts, taught
 
 #: Of 16 samples a problem: pass@1, pass@4 and pass@16.
 TRIES = (1, 4, 16)
@@ -38,27 +38,39 @@ def rules(temperatures: Sequence[float] = (0.6, 1.0, 1.5)) -> dict[str, Rule]:
 def walker(seed: int, budget: Budget, every: Mapping[str, Rule], unseen: int) -> list[dict[str, Any]]:
     """One model, taught and sharpened from `seed`: a row a rule, on the same unseen problems."""
     learner = taught(seed, budget, unseen=unseen)
-    before = {t: chances(learner.model, learner.unseen, Rule("temperature", t)) for t in (*SLOPE_AT, 1.0)}
+    before = {t: chances(learner.model, learner.unseen, Rule("temperature", t)) for t in SLOPE_AT}
     reinforce(learner, seed, budget)
     after = {t: chances(learner.model, learner.unseen, Rule("temperature", t)) for t in SLOPE_AT}
     rows = []
     for name, rule in every.items():
         found = chances(learner.model, learner.unseen, rule)
         rows.append({"decoding": name, **passes(found.sum(1)), "different": float(expected_answers(found, 16).mean())})
-    slopes = {"taught": slope_of(before), "sharpened": slope_of(after)}
-    imitator = passes(before[0.6].sum(1))
+    taught_slope, sharpened_slope = slope_of(before), slope_of(after)
     rows.append(
         {
-            "decoding": "temperature",
-            "slope_taught": slopes["taught"],
-            "slope_sharpened": slopes["sharpened"],
-            "slope_lost": slopes["taught"] - slopes["sharpened"],
+            "decoding": "before-sharpening",
+            **passes(before[0.6].sum(1)),
+            "different": float(expected_answers(before[0.6], 16).mean()),
+            "slope_taught": taught_slope,
+            "slope_sharpened": sharpened_slope,
+            "slope_lost": taught_slope - sharpened_slope,
         }
     )
-    rows.append(
-        {"decoding": "before-sharpening", **imitator, "different": float(expected_answers(before[0.6], 16).mean())}
-    )
+    rows.append({"decoding": "final-norm", **doubts(learner, seed)})
     return rows
+
+
+@torch.no_grad()
+def doubts(learner: Learner, seed: int) -> dict[str, float]:
+    """How unsure the final layer and those below it are, along answers that the model samples itself."""
+    prompts = chains.prompts_of(learner.unseen).repeat_interleave(2, dim=0)
+    ids = rollouts(learner.model, prompts, torch.Generator().manual_seed(seed))
+    hidden = learner.model(ids, output_hidden_states=True, use_cache=False).hidden_states
+    seen = Layers(learner.model, [states[:, chains.PROMPT - 1 : -1].flatten(0, 1) for states in hidden])
+    final = seen.final().log_softmax(-1)
+    top = final.topk(8).indices
+    below = [looks(seen.below(steps).log_softmax(-1), top) for steps in range(1, LAYERS)]
+    return asymmetry([looks(final, top), *below])
 
 
 @torch.no_grad()
