@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -47,17 +46,18 @@ def sha256_of(path: Path) -> str:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file of `path` (made beside it); a process that ends lets go of it, however it ends."""
+    from filelock import FileLock
+
     lock = path.with_name(path.name + ".lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock.open("a+b")
+        lock.open("ab").close()
     except OSError as error:
         raise ModelError(
             f"The folder for models {lock.parent} cannot be written to ({error.strerror}); set CAMERAREADY_MODELS to a "
             "folder of yours."
         ) from None
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with FileLock(lock):
         yield
 
 
@@ -78,6 +78,8 @@ def entry(folder: Path, *, source: str, build: Callable[[Path], dict[str, Any]])
     with locked(folder):
         if holds(folder, source):  # another process made it while we waited
             return folder
+        if folder.exists() and not folder.is_dir():
+            raise ModelError(f"{folder} is a file where a model's folder belongs; remove it.")
         _clear_leftovers(folder)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
         try:
@@ -97,8 +99,9 @@ def entry(folder: Path, *, source: str, build: Callable[[Path], dict[str, Any]])
 
 
 def holds(folder: Path, source: str) -> bool:
-    """Whether `folder` is a whole entry made from `source`: its manifest, sizes and hashes are right.
+    """Whether `folder` is a whole entry made from `source`: its manifest, sizes and hashes are right, and nothing else is there.
 
+    A file that the manifest does not name would be read by transformers all the same (an adapter, an index of shards).
     Hashes are computed when an entry is first met, and again when a file's size, inode or times of change have moved.
     """
     manifest = read_manifest(folder)
@@ -108,6 +111,9 @@ def holds(folder: Path, source: str) -> bool:
     if not isinstance(files, dict) or not files:
         return False
     try:
+        known = {*files, _MANIFEST, _SEEN}
+        if any(path.name not in known and not path.name.startswith(".") for path in folder.iterdir()):
+            return False
         if any((folder / name).stat().st_size != facts["size"] for name, facts in files.items()):
             return False
         now = {name: _stamp(folder / name) for name in files}

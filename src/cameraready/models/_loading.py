@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
+#: Buffers of older releases of transformers (causal masks, rotary frequencies) that no model reads any more.
+_OLD_BUFFERS = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq|position_ids)$")
+_COMMIT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
 
 
 def looks_like_an_id(text: str, *, owner: bool = True) -> bool:
@@ -108,6 +112,14 @@ def device_of(device: Any) -> torch.device:
         raise ModelError(f"device={device!r} was asked for, and there are {torch.cuda.device_count()} CUDA devices.")
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise ModelError("device='mps' was asked for, and PyTorch cannot use Metal on this machine; use cpu.")
+    if found.type == "meta":
+        raise ModelError("device='meta' holds no weights, so nothing could be asked of the model; use cpu, cuda or mps.")
+    try:
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError):  # other accelerators, each with its own complaint
+        raise ModelError(
+            f"device={device!r} was asked for, and this PyTorch cannot use it on this machine; use cpu."
+        ) from None
     return found
 
 
@@ -148,6 +160,36 @@ def check_folder(folder: Path) -> None:
                 "refused; save the model with safetensors: model.save_pretrained(FOLDER)."
             )
         raise ModelError(f"{folder} holds no weights; model*.safetensors are expected beside its config.json.")
+    _check_index(folder, names)
+
+
+def _check_index(folder: Path, names: set[str]) -> None:
+    """Raise a ModelError where weights come in several files and the list that joins them is missing or broken."""
+    index = folder / "model.safetensors.index.json"
+    if index.name in names and "model.safetensors" not in names:
+        try:
+            listed = json.loads(index.read_text())["weight_map"]
+            sound = bool(listed) and all(isinstance(file, str) for file in listed.values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise ModelError(f"{index} is damaged: it does not say which file holds which weight. Get it again.")
+    elif "model.safetensors" not in names and any(_SHARD.fullmatch(name) for name in names):
+        raise ModelError(
+            f"{folder} holds weights in several files, and {index.name}, which joins them, is missing. Get it too."
+        )
+
+
+def commit_of(identifier: str, name: str, revision: str | None) -> str | None:
+    """The commit that a branch or tag of a hub id stands for now; None where the hub's client does not tell."""
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(identifier, "config.json", **hub_options(revision))
+    except Exception as error:
+        raise explained(error, name) from error
+    found = _COMMIT.search(str(path))
+    return None if found is None else found.group(1)
 
 
 def load(
@@ -185,10 +227,43 @@ def load(
             f"{name} lacks {len(missing)} of the weights that its configuration asks for, among them {missing[0]}; it would be "
             "filled with random numbers. Is it a part of a model, or of another architecture?"
         )
+    check_unused(loading, name)
     check_vocabulary(model, tokenizer, name)
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model.eval().to(device), tokenizer
+    model = model.eval().to(device)
+    check_finite(model, name)
+    return model, tokenizer
+
+
+def check_unused(loading: dict[str, Any], name: str) -> None:
+    """Raise a ModelError if a checkpoint holds weights that the model has no place for.
+
+    Those that transformers itself knows to be left out (towers for images, heads that predict several tokens) are not in its
+    list; buffers of older releases are let pass here.
+    """
+    unused = sorted(key for key in loading.get("unexpected_keys", ()) if _OLD_BUFFERS.search(key) is None)
+    if unused:
+        raise ModelError(
+            f"{name} holds {len(unused)} weights that the model of its configuration has no place for, among them {unused[0]}; "
+            "without them it would compute something else. Does config.json belong to these weights (model_type, number of "
+            "layers, biases)?"
+        )
+
+
+def check_finite(model: Any, name: str) -> None:
+    """Raise a ModelError if weights are not finite numbers."""
+    wrong = []
+    for label, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.itemsize > 1 and weight.numel():
+            least, most = weight.detach().aminmax()  # a NaN gives NaN; nothing of the weight's size is allocated
+            if not bool(least.isfinite() & most.isfinite()):
+                wrong.append(label)
+    if wrong:
+        raise ModelError(
+            f"{name} holds weights that are not finite numbers ({len(wrong)} of its tensors, among them {wrong[0]}); it is damaged, "
+            "its training diverged, or they do not fit into the dtype asked for."
+        )
 
 
 def check_vocabulary(model: Any, tokenizer: Any, name: str) -> None:
@@ -258,6 +333,10 @@ def explained(error: Exception, name: str) -> ModelError:
     if "safetensors" in text and ("does not appear to have" in text or "no file named" in text.lower()):
         return ModelError(
             f"{name} has no safetensors, or not all of its parts; weights as pickles can run code when they are read and are refused."
+        )
+    if isinstance(error, AssertionError) and "adding_idx" in text:
+        return ModelError(
+            f"The configuration of {name} names a padding token beyond its vocab_size; it does not belong to these weights."
         )
     if "Unrecognized configuration class" in text:
         return ModelError(f"{name} is no causal language model: transformers has no AutoModelForCausalLM for it.")

@@ -91,12 +91,8 @@ def machine_of(device: str) -> Machine:
     """The machine that hours are reckoned with: this one's cores for ``"cpu"``, one A100 for ``"cuda"``."""
     if device.partition(":")[0] == "cuda":
         # 312 TFLOP/s in bfloat16, 19.5 in float32 and 2.04 TB/s by its data sheet.
-        return Machine(
-            "one NVIDIA A100 80 GB at 40 % of its arithmetic and 60 % of its bandwidth",
-            0.4 * 312e12,
-            0.4 * 19.5e12,
-            0.6 * 2.04e12,
-        )
+        title = "one NVIDIA A100 80 GB at 40 % of its arithmetic and 60 % of its bandwidth"
+        return Machine(title, 0.4 * 312e12, 0.4 * 19.5e12, 0.6 * 2.04e12)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     title = f"this machine's {cores} cores at 25 GFLOP/s each and 8 GB/s together"
     return Machine(title, cores * 25e9, cores * 25e9, 8e9)
@@ -143,6 +139,8 @@ def cost_of(
     ModelError
         If the configuration cannot be had or is of no causal language model, or a number is out of range.
     """
+    if str(device).partition(":")[0] not in ("cpu", "cuda"):
+        raise ModelError(f"device={device!r}: a cost is told for cpu or cuda; give another machine as machine=Machine(...).")
     numbers = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch, "passes": passes}
     for label, number in numbers.items():
         least = 0 if label == "new_tokens" else 1
@@ -159,7 +157,9 @@ def cost_of(
     rate = machine.flops if width < 4 else machine.flops_32
     prefill = batch * forward_flops(config, size, start=0, end=prompt_tokens)
     decode = batch * forward_flops(config, size, start=prompt_tokens, end=tokens)
-    reading = new_tokens * (weights + cache) / machine.bandwidth  # every token reads weights and cache once
+    # Every step reads the cache once, and of the weights those that its tokens are multiplied with.
+    read = width * min(size.parameters, size.active * batch)
+    reading = new_tokens * (read + cache) / machine.bandwidth
     seconds = passes * (prefill / rate + max(decode / rate, reading))
     notes = [
         f"hours on {machine.title}, {8 * width}-bit arithmetic: an estimate within a factor of about three",
@@ -198,13 +198,19 @@ def config_of(name: Any, *, revision: str | None = None) -> Any:
     model = getattr(name, "model", name)
     if isinstance(config := getattr(model, "config", None), transformers.PreTrainedConfig):
         return config
+    if not isinstance(name, str | os.PathLike):
+        raise TypeError(
+            f"A model is named by a text or path, or given with its configuration; {type(name).__name__} is none of these."
+        )
     text = os.fspath(name)
+    if not text.strip():
+        raise ModelError("The name of a model is empty; give a hub id (hf:OWNER/NAME), a folder or a .gguf file.")
     if text in packaged.MODELS:
         text = str(packaged.found_at(text))
     path = Path(text.removeprefix("hf:")).expanduser()
-    if not text.startswith("hf:") and path.is_dir():
+    if not text.startswith("hf:") and os.path.isdir(path):
         return _config_at(str(path), text)
-    if not text.startswith("hf:") and (path.is_file() or text.endswith(".gguf")):
+    if not text.startswith("hf:") and (os.path.isfile(path) or (text.endswith(".gguf") and len(path.name) < 256)):
         return _config_of_gguf(path)
     identifier, _, written = text.removeprefix("hf:").partition("@")
     if not _loading.looks_like_an_id(identifier, owner=not text.startswith("hf:")):
@@ -231,10 +237,8 @@ def size_of(config: Any) -> Size:
     tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     active = total - sum(table.numel() for table in tables if head is None or table is not head.weight)
     chosen = getattr(text, "num_experts_per_tok", None)
-    n_experts = next(
-        (n for label in ("num_local_experts", "num_experts", "n_routed_experts") if (n := getattr(text, label, None))),
-        None,
-    )
+    labels = ("num_local_experts", "num_experts", "n_routed_experts")
+    n_experts = next((n for label in labels if (n := getattr(text, label, None))), None)
     if chosen and n_experts:
         experts = sum(count for name, count in counts.items() if ".experts." in name)
         active -= round(experts * (1 - chosen / n_experts))

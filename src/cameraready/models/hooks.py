@@ -77,7 +77,13 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 def _register(tap: _Tap, visit: _Visit) -> RemovableHandle:
     if tap.end == "output":
-        return tap.module.register_forward_hook(lambda _module, _args, output: _outgoing(tap, visit, output))
+        handle = tap.module.register_forward_hook(lambda _module, _args, output: _outgoing(tap, visit, output))
+        # transformers leaves hooks behind once it was asked for hidden states. They go last, as on a model that was never asked:
+        # `output_hidden_states` inside `intervene` then holds what the interventions made, whatever came before.
+        for key, hook in list(tap.module._forward_hooks.items()):
+            if str(getattr(hook, "__module__", "")).startswith("transformers."):
+                tap.module._forward_hooks.move_to_end(key)
+        return handle
     return tap.module.register_forward_pre_hook(
         lambda _module, args, kwargs: _incoming(tap, visit, args, kwargs), with_kwargs=True
     )

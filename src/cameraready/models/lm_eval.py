@@ -60,6 +60,8 @@ def as_lm_eval(
         model, tokenizer = model.model, model.tokenizer
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise ModelError(f"as_lm_eval takes a model of transformers, not {type(model).__name__}.")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ModelError(f"batch_size={batch_size!r} must be a whole number of requests, at least 1.")
     with _undisturbed():
         return _wrapper()(model, tokenizer, around=around or nullcontext, batch_size=batch_size, max_length=max_length)
 
@@ -107,7 +109,10 @@ def evaluate(
     """
     _needs_lm_eval()
     import lm_eval
+    from lm_eval.api.model import LM
 
+    if not isinstance(lm, LM):
+        raise ModelError(f"evaluate takes a model of as_lm_eval, not {type(lm).__name__}: evaluate(as_lm_eval(model), ...).")
     names = [tasks] if isinstance(tasks, str | Path) else list(tasks)
     if not names:
         raise ModelError("No task was named; give a name of lm-eval or a folder of task files.")
@@ -175,12 +180,16 @@ def _wrapper() -> type:
             max_length: int | None,
         ) -> None:
             self._around = around
+            tokenizer = copy.deepcopy(tokenizer)
+            if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+                # lm-eval pads batches, in places that it masks; any token that the model knows will do.
+                tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
             # HFLM ties weights when it starts, which would undo a changed head.
             model.__dict__["tie_weights"] = lambda *_, **__: None
             try:
                 super().__init__(
                     pretrained=model,
-                    tokenizer=copy.deepcopy(tokenizer),
+                    tokenizer=tokenizer,
                     backend="causal",
                     batch_size=batch_size,
                     max_length=max_length or _loading.context_of(model.config),
@@ -264,6 +273,10 @@ def _loaded(name: Any, manager: Any) -> list[Any]:
             chain.append(cause)
         kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
         first = str(error).strip().splitlines()[0][:300] if str(error).strip() else ""
+        if not isinstance(name, str) and "FileNotFoundError" in kinds:
+            raise ModelError(
+                f"The data of the task {label!r} cannot be reached: {first}. Paths in `data_files` are taken from beside the task file."
+            ) from error
         if kinds & {
             "ConnectionError",
             "ConnectError",
@@ -305,4 +318,4 @@ def _needs_lm_eval() -> None:
     from importlib.util import find_spec
 
     if find_spec("lm_eval") is None:
-        raise ModelError('lm-eval\'s tasks need lm-eval: pip install "lm-eval[hf]"')
+        raise ModelError('lm-eval\'s tasks need lm-eval: pip install "cameraready[lm-tasks]"')

@@ -37,7 +37,7 @@ class LanguageModel:
     folder : Path or None
         Of its files on this machine; None for a hub id and a value.
     revision : str or None
-        The commit of a hub id.
+        The commit of a hub id, 40 hexadecimal digits, also where a branch or tag was asked for; None where it is not known.
     """
 
     model: PreTrainedModel
@@ -52,15 +52,13 @@ class LanguageModel:
     def digest(self) -> str:
         """What tells this model from another: 64 hexadecimal digits, worked out when first asked for.
 
-        The SHA-256 of a GGUF, of a folder's configuration, tokenizer and weight files, of a hub id with its commit, or
-        of the named weights of a model given as a value.
+        The SHA-256 of a GGUF, of a folder's configuration, tokenizer and weight files, of a hub id with its commit (never
+        with a branch or tag, which move), or of the named weights of a model given as a value.
         """
         if self.known_digest is not None:
             return self.known_digest
         if self.folder is not None:
             return _cache.digest_of_folder(self.folder)
-        if self.revision is not None:
-            return _cache.digest_of_text(f"{self.name}@{self.revision}")
         return _cache.digest_of_weights(self.model)
 
     @property
@@ -107,6 +105,10 @@ class LanguageModel:
         """
         if not isinstance(text, str):
             raise TypeError(f"A text was expected, not {type(text).__name__}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ModelError("The text holds half of a surrogate pair, which no tokenizer can read; decode it anew.") from None
         ids = self.tokenizer(text, return_tensors="pt").input_ids
         begin = self.tokenizer.bos_token_id
         if ids.shape[1] > 1 and begin is not None and int(ids[0, 0]) == int(ids[0, 1]) == begin:
@@ -150,7 +152,7 @@ def open_model(
         ``"hf:OWNER/NAME"``, ``"hf:OWNER/NAME@REVISION"`` or a bare ``"OWNER/NAME"`` of the Hugging Face hub; a folder with
         ``config.json``, a tokenizer and safetensors; a ``.gguf`` file, converted once; the name of a packaged model
         (`cameraready.models.packaged`); or a pair that is already open. An existing folder goes before a hub id of the
-        same name.
+        same name. An adapter (``adapter_config.json``) that lies in a model's folder is loaded with it.
     device : str or torch.device
         Where the weights go. A pair stays where it is, whatever is said here.
     dtype : str or torch.dtype, optional
@@ -170,7 +172,8 @@ def open_model(
     ------
     ModelError
         A sentence that says what to do: an unknown name, a hub that cannot be reached, a gated or unknown id, a folder of
-        pickles, a truncated GGUF, weights or special tokens that do not fit together, an impossible device or dtype.
+        pickles, a truncated GGUF, weights that are missing, left over or not finite, or special tokens that do not fit
+        together, an impossible device or dtype.
 
     Notes
     -----
@@ -195,15 +198,15 @@ def open_model(
         folder = packaged.folder_of(text)
         return _from_folder(folder, text, "packaged", device, dtype, packaged.MODELS[text].sha256)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # false, and no error, of a name that no file can have
         return _from_folder(path, text, "folder", device, dtype, None)
-    if text.endswith(".gguf") or path.is_file():
+    if os.path.isfile(path) or (text.endswith(".gguf") and len(path.name) < 256):
         folder, digest = gguf.converted(path)
         return _from_folder(folder, text, "gguf", device, dtype, digest)
     if _loading.looks_like_an_id(text):
         return _from_hub(text, text, device, dtype, revision)
     raise ModelError(
-        f"There is no model {text!r}: no folder and no .gguf file of that name, no packaged model "
+        f"There is no model {text if len(text) < 200 else text[:200] + '...'!r}: no folder and no .gguf file of that name, no packaged model "
         f"({', '.join(packaged.MODELS)}), and it is no hub id (hf:OWNER/NAME)."
     )
 
@@ -274,9 +277,11 @@ def _from_hub(
     if not _loading.looks_like_an_id(identifier, owner=False):
         raise ModelError(f"{name!r} is no hub id; one is written hf:OWNER/NAME or hf:OWNER/NAME@REVISION.")
     with _loading.quietly():
-        model, tokenizer = _loading.load(identifier, name, device, dtype, written or revision)
-    commit = getattr(model.config, "_commit_hash", None)
-    return LanguageModel(model, tokenizer, name, "hf", revision=commit or written or revision)
+        # Configuration, weights and tokenizer of one commit, also if the branch moves in between.
+        commit = _loading.commit_of(identifier, name, written or revision)
+        model, tokenizer = _loading.load(identifier, name, device, dtype, commit or written or revision)
+    digest = None if commit is None else _cache.digest_of_text(f"{identifier}@{commit}")
+    return LanguageModel(model, tokenizer, name, "hf", revision=commit, known_digest=digest)
 
 
 def _bytes_of(lm: LanguageModel) -> int:

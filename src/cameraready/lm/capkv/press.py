@@ -71,9 +71,8 @@ class CapKVPress:
 
     Notes
     -----
-    When to use it: contexts full of near-duplicates under high compression, or as a reference for other scores; when a question
-    follows later and may be about anything. When not: attention-based scores (SnapKV, expected attention) predicted what is
-    read better in this package's study.
+    When to use it: contexts that repeat themselves, with a question that comes later and may be about anything. When not: on
+    ordinary text SnapKV and expected attention stayed closer to the whole cache in this package's study.
 
     A row padded on the left loses its padding first; its sinks are its first real tokens. Rows of a batch store equally many
     pairs, int(T (1 - ratio)) with the T of the padded batch, so that a short row keeps more of itself than it would alone.

@@ -36,7 +36,7 @@ QWEN, GEMMA = "qwen2.5-coder-0.5b-instruct", "gemma-3-270m"
 
 FITTED = ("rtn", "smooth", "hadamard", "fpt-start", "fpt-local")
 LEFT_OUT = tuple(f"no-{name}" for name in TRANSFORMS)
-ALONE = tuple(f"only-{name}" for name in TRANSFORMS)
+ALONE = tuple(f"only-{name}" for name in ("prerope", "value", "residual_scale"))
 TRAINED_ARMS = ("spin", "fpt")
 
 
@@ -59,7 +59,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
 
 
 def trained_block(block: int, smoke: bool) -> Iterator[dict[str, Any]]:
-    steps = 2 if smoke else 40
+    steps = 2 if smoke else 30
     yield {"part": "exact", "block": block, "quantizer": "fpt"}
     for outliers in (True,) if smoke else (True, False):
         more = {"outliers": outliers, "local": 2 if smoke else 40}
@@ -74,18 +74,20 @@ def trained_block(block: int, smoke: bool) -> Iterator[dict[str, Any]]:
 
 def given_model(workload: str, smoke: bool) -> Iterator[dict[str, Any]]:
     """A packaged or a user's model: exactness, then arms on the same ten windows of text."""
-    size = {"windows": 2, "length": 24, "calibration": 1} if smoke else {"windows": 10, "length": 96, "calibration": 8}
+    size = {"windows": 2, "length": 24, "calibration": 1} if smoke else {"windows": 10, "length": 64, "calibration": 4}
     yield {"part": "exact", "quantizer": "fpt", **size}
     stream = {"weights": FULL_BITS, "activations": FULL_BITS, "kv": FULL_BITS, "residual": 8}
     for name in ("rtn", "only-residual_scale"):
         yield quantise(name, steps=0, local=0, rows=64, **size, **stream)
     # Packaged weights are four-bit inside already: only activations and the cache are quantised there.
     weights = 4 if workload == "own" else FULL_BITS
-    local = {"local": 2 if smoke else 10, "rows": 64, "steps": 0}
+    local = {"local": 2 if smoke else 8, "rows": 64, "steps": 0}
     for name in ("rtn", "hadamard", "fpt-local") if workload != "own" else ():
         yield quantise(name, weights=FULL_BITS, activations=FULL_BITS, **local, **size)
     for activations in (8, 4) if workload == "own" else (8,) if workload != GEMMA else ():
-        for name in ("rtn", "smooth", "hadamard", "fpt-local"):
+        for name in (
+            ("rtn", "hadamard", "fpt-local") if workload == QWEN else ("rtn", "smooth", "hadamard", "fpt-local")
+        ):
             yield quantise(name, weights=weights, activations=activations, **local, **size)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
@@ -31,13 +31,9 @@ from cameraready.lm._workload import ACCEPTS, LMWorkload, open_lm
 from cameraready.lm.led import trials
 from cameraready.lm.led.config import LEDConfig
 from cameraready.lm.led.generation import led_generate
+from cameraready.lm.led.plans import CHAINS, GEMMA, LARGE, LAW, QWEN, RL, VARIANTS, all_but, plan
 
 PAPER = "Tan et al., 2026, arXiv:2602.01698"
-LAW, CHAINS = "random-logits", "chains"
-QWEN, GEMMA, LARGE = "qwen2.5-coder-0.5b-instruct", "gemma-3-270m", "Qwen/Qwen2.5-Coder-1.5B-Instruct"
-RL = ["Qwen/Qwen3-4B-Thinking-2507", "XiaomiMiMo/MiMo-7B-RL"]
-#: Variants of the method, and rows that are no decoding rule of the sharpened model.
-VARIANTS = ("led-2", "led-6", "led-always", "led@1.0", "led@1.5", "before-sharpening", "final-norm")
 
 # --- trials ----------------------------------------------------------------------------------------------------------
 
@@ -48,49 +44,6 @@ def open_workload(spec: Spec) -> Any:
     if spec.kind == "shipped" and spec.name in (LARGE, *RL):
         return open_lm(Spec(f"hf:{spec.name}", "hf", spec.name, options=spec.options))
     return trials.with_answers(open_lm(spec))
-
-
-def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
-    smoke = tier == "smoke"
-    if workload == LAW:
-        for block in range(2 if smoke else 12):
-            yield {"part": "law", "block": block}
-    elif workload == CHAINS:
-        sizes = (
-            {"imitate": 3, "reinforce": 2, "unseen": 4} if smoke else {"imitate": 150, "reinforce": 200, "unseen": 60}
-        )
-        for block in range(1 if smoke else 40 if tier == "full" else 10):
-            yield {"part": "walk", "block": block, **sizes}
-    else:
-        yield from plan_of_model(tier, workload)
-
-
-def plan_of_model(tier: str, workload: str) -> Iterator[dict[str, Any]]:
-    smoke, thinks = tier == "smoke", workload in RL
-    depth = 8 if thinks else 4
-    if workload != GEMMA:
-        new_tokens = 3 if smoke else 16_384 if thinks else 12 if workload in (QWEN, LARGE) else 256
-        n, samples = (2, 4) if smoke else (60 if tier == "full" else 20, 16)
-        for block in range(n):
-            yield {
-                "part": "solve",
-                "block": block,
-                "n": n,
-                "samples": samples,
-                "new_tokens": new_tokens,
-                "depth": depth,
-            }
-    n, length, positions = (1, 64, 4) if smoke else (12, 128, 8)
-    for block in range(n):
-        yield {"part": "layers", "block": block, "n": n, "length": length, "positions": positions}
-    if workload != GEMMA:
-        for batch in (1, 2) if smoke else (1, 16):
-            yield {
-                "part": f"batch-{batch}",
-                "batch": batch,
-                "new_tokens": 2 if smoke else 3,
-                "repeats": 1 if smoke else 10,
-            }
 
 
 def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[dict[str, Any]]:
@@ -165,6 +118,8 @@ DOUBT, SOME = (
     "Layers below keep doubts about the final layer's candidates.",
     "the entropy over its eight candidates is larger in some layer of these.",
 )
+DEPTHS = "LED with depth 3 on chains and 4 elsewhere"
+EQUAL = "No other decoding rule solves more problems with the same samples at the same temperature."
 COLLAPSE = "After RL post-training a higher temperature no longer raises pass@n."
 
 STUDY = Study(
@@ -249,10 +204,10 @@ STUDY = Study(
                 **where,
             )
             for part, what, n, where in (
-                ("a", SHARPENED, 1, WALK),
-                ("b", SHARPENED, 16, WALK),
-                ("c", REAL, 1, SOLVE),
-                ("d", REAL, 16, SOLVE),
+                ("a", f"{SHARPENED}, depth 3", 1, WALK),
+                ("b", f"{SHARPENED}, depth 3", 16, WALK),
+                ("c", f"{REAL}, depth 4", 1, SOLVE),
+                ("d", f"{REAL}, depth 4", 16, SOLVE),
             )
         ),
         Untested(
@@ -320,23 +275,31 @@ STUDY = Study(
         Claim(
             7,
             paper="(Ours.) Where a model was sharpened, LED finds more than a higher temperature does.",
-            tested="pass@16 of LED at T = 0.6 above that of plain sampling at T = 1.0.",
+            tested=f"pass@16 of LED at T = 0.6, {DEPTHS}, above that of plain sampling at T = 1.0.",
             measure=difference("pass_16", "led", "temperature@1.0"),
             rule=above(0.0),
             **BOTH,
         ),
-        Claim(
-            8,
-            paper="(Ours.) No other decoding rule solves more problems with the same samples.",
-            tested="Share of problems that 16 samples leave unsolved: LED's minus that of the best of temperature, top-p, min-p, top-k and DoLa at any of the temperatures, below zero.",
-            measure=versus_best("unsolved", "led", exclude=VARIANTS, kind="difference"),
-            rule=below(0.0),
-            **BOTH,
+        *(
+            Claim(
+                8,
+                part=part,
+                paper=f"(Ours.) {paper}",
+                tested=f"Share of problems that 16 samples leave unsolved, {tested}, {DEPTHS}: LED's minus that of the best of temperature, top-p, min-p, top-k and DoLa, below zero.",
+                measure=versus_best("unsolved", method, exclude=exclude, kind="difference"),
+                rule=below(0.0),
+                **BOTH,
+            )
+            for part, paper, tested, method, exclude in (
+                ("a", EQUAL, "all at T = 0.6", "led", all_but("0.6")),
+                ("b", EQUAL, "all at T = 1.0", "led@1.0", all_but("1.0")),
+                ("c", "LED as published beats rules whose temperature was chosen.", "LED at T = 0.6 and the others at any temperature", "led", (*VARIANTS, "led@1.0", "led@1.5")),
+            )
         ),
         Claim(
             9,
             paper="(Ours.) What LED gains is not due to its cutting off all but eight tokens.",
-            tested="pass@16 of LED above that of top-k sampling with k = 8 at the same temperature.",
+            tested=f"pass@16 of LED, {DEPTHS}, above that of top-k sampling with k = 8, both at T = 0.6.",
             measure=difference("pass_16", "led", "top-k"),
             rule=above(0.0),
             **BOTH,
@@ -367,12 +330,12 @@ STUDY = Study(
         ),
     ],
     answer=Answer(
-        measure=versus_best("unsolved", "led", exclude=VARIANTS, kind="difference"),
+        measure=versus_best("unsolved", "led", exclude=all_but("0.6"), kind="difference"),
         where=part_is("walk", "solve"),
         break_even=0.0,
-        better="sample with LED on {workload}: the share of problems unsolved after 16 samples is {estimate} [{low}, {high}] against that of {peer}",
-        worse="keep {peer} on {workload}: with LED the share of problems unsolved after 16 samples changes by {estimate} [{low}, {high}]",
-        tie="LED and {peer} solve as much on {workload}: the share unsolved after 16 samples differs by {estimate} [{low}, {high}]",
+        better="sample with LED on {workload}: at T = 0.6 the share of problems unsolved after 16 samples changes by {estimate} [{low}, {high}] against {peer}",
+        worse="keep {peer} on {workload}: at T = 0.6 LED changes the share of problems unsolved after 16 samples by {estimate} [{low}, {high}]",
+        tie="LED and {peer} solve as much on {workload} at T = 0.6: the share unsolved after 16 samples differs by {estimate} [{low}, {high}]",
         workloads=[CHAINS, QWEN, LARGE, *RL, "own"],
     ),
     figures=[

@@ -6,6 +6,7 @@ take is a float32), and kept under the SHA-256 of the file.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,25 @@ def check_supported(header: Header) -> None:
             f"{path} is one of {metadata['split.count']} parts of a model; join them first: "
             "llama-gguf-split --merge FIRST-PART WHOLE.gguf."
         )
+    blocks = metadata.get(f"{header.architecture}.block_count")
+    behind = [name for name in header.tensors if isinstance(blocks, int) and _block(name) >= blocks]
+    if behind:
+        raise ModelError(
+            f"{path} says it has {blocks} blocks and holds weights of more ({behind[0]}); without them it would compute something "
+            "else. Its metadata do not belong to these weights."
+        )
     supported = supported_architectures()
     if header.architecture not in supported:
         raise ModelError(
             f"{path} holds a model of architecture {header.architecture!r}, which transformers cannot read from GGUF; "
             f"it reads {', '.join(supported)}. Open the model's safetensors from its hub id instead (hf:OWNER/NAME)."
         )
+
+
+def _block(name: str) -> int:
+    """Number of the block that a tensor belongs to; -1 of one outside of all."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return -1 if found is None else int(found.group(1))
 
 
 def supported_architectures() -> list[str]:
@@ -89,7 +103,7 @@ def _convert(header: Header, folder: Path) -> dict[str, Any]:
     import torch
     import transformers
 
-    from cameraready.models._loading import quietly
+    from cameraready.models._loading import check_unused, quietly
 
     path = header.path.resolve()
     loader: Any = transformers.AutoModelForCausalLM
@@ -109,6 +123,7 @@ def _convert(header: Header, folder: Path) -> dict[str, Any]:
             "sound, so either its metadata is incomplete or this kind of model needs a newer transformers."
         ) from error
     _check_complete(header, model, loading)
+    check_unused(loading, str(header.path))
     if (rotary := rope.parameters(header, model.config)) is not None:
         model.config.rope_parameters = rotary
     for stale in ("quantization_config", "_model_name_or_path"):  # of the file; the weights are plain now

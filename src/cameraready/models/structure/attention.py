@@ -189,6 +189,10 @@ def read_attention(module: nn.Module, config: Any, *, layer: int, hidden_size: i
     sizes: dict[str, Any] | str
     if heads is None:
         sizes = f"{where} does not say how many heads it has, and neither does the model's configuration."
+    elif _scaled_by_place(module, config):
+        sizes = (
+            f"{where} multiplies queries by a factor that grows with their position (Llama 4's temperature); that is not supported."
+        )
     elif fused is not None:
         sizes = _fused_sizes(module, config, fused, o_proj, heads, where)
     elif q is not None and k is not None and v is not None:
@@ -217,6 +221,14 @@ def read_attention(module: nn.Module, config: Any, *, layer: int, hidden_size: i
         scaling=_scaling(module, sizes["head_dim"]),
         **sizes,
     )
+
+
+def _scaled_by_place(module: nn.Module, config: Any) -> bool:
+    """Whether queries get a temperature by their position, 1 over the first thousands: a short run cannot see it."""
+    parameters = getattr(config, "rope_parameters", None)
+    if isinstance(parameters, dict) and parameters.get("llama_4_scaling_beta"):
+        return True
+    return bool(getattr(module, "attn_temperature_tuning", False)) and not getattr(module, "use_rope", False)
 
 
 def _separate_sizes(

@@ -137,6 +137,14 @@ def _attention(
             attention = replace(attention, rotary=kind[0], rotary_layout=kind[1])
     if flow.given is None:  # not run: without weights, or a layer that text alone does not reach
         return _settled(attention)
+    if flow.gave is not None and not bool(torch.isfinite(flow.gave).all()):
+        return _settled(
+            replace(
+                attention,
+                refusal=f"The attention of layer {layer.index} of {name} gives numbers that are not finite: its weights are damaged, "
+                "or its dtype is too narrow.",
+            )
+        )
     found = settle(attention, flow, angles, windows, like_another=alike is not None)
     if found is None:
         return _settled(
