@@ -18,7 +18,17 @@ from cameraready.evidence import SpecError  # noqa: E402
 from cameraready.evidence.checking import check  # noqa: E402
 from cameraready.evidence.specs import value_spec  # noqa: E402
 from cameraready.lm._workload import LMWorkload  # noqa: E402
-from cameraready.lm.led import LEDConfig, chains, led_distribution, led_logprobs, rivals, sharpening, trials, walking  # noqa: E402
+from cameraready.lm.led import (  # noqa: E402
+    LEDConfig,
+    chains,
+    led_distribution,
+    led_logprobs,
+    plans,
+    rivals,
+    sharpening,
+    trials,
+    walking,
+)
 from cameraready.lm.led.rivals import Layers, Rule, law  # noqa: E402
 from cameraready.models import tiny_model, tiny_tokenizer  # noqa: E402
 
@@ -220,6 +230,14 @@ def test_the_coins_draws_are_told_from_a_law_that_is_not_theirs():
     assert trials._frequencies(logits[:, 0], right, 20_000, generator) > 1e-3
     for step in wrong:
         assert trials._frequencies(logits[:, 0], step, 20_000, generator) < 1e-4
+
+
+def test_a_comparison_at_one_temperature_leaves_out_every_other():
+    names = {*walking.rules(), "before-sharpening", "final-norm"}
+    kinds = {*plans.RIVALS, "led"}
+    assert names - set(plans.all_but("0.6")) == kinds
+    assert names - set(plans.all_but("1.0")) == {f"{kind}@1.0" for kind in kinds}
+    assert set(trials.rules(LEDConfig())) <= names
 
 
 def test_looks_at_layers_in_closed_form():

@@ -169,6 +169,28 @@ def test_missing_weights_are_not_filled_with_random_numbers(tmp_path):
         open_model(path)
 
 
+def test_blocks_beyond_those_that_the_file_declares_are_refused(tmp_path):
+    model = gguf_files.tiny("llama")
+    model.config.num_hidden_layers = 1
+    with pytest.raises(ModelError, match=r"1 blocks and holds weights of more \(blk\.1\."):
+        open_model(gguf_files.write(tmp_path / "a.gguf", model))
+
+
+def test_an_entry_with_a_file_of_somebody_else_is_made_again(tmp_path):
+    folder, digest = gguf.converted(gguf_files.write(tmp_path / "a.gguf", gguf_files.tiny("llama")))
+    assert _cache.holds(folder, digest)
+    (folder / "adapter_config.json").write_text("{}")
+    assert not _cache.holds(folder, digest)
+    assert gguf.converted(tmp_path / "a.gguf")[0] == folder
+    assert not (folder / "adapter_config.json").exists()
+
+
+def test_a_file_where_a_folder_belongs_is_named(tmp_path):
+    (tmp_path / "entry").write_text("")
+    with pytest.raises(ModelError, match=r"entry is a file where a model's folder belongs"):
+        _cache.entry(tmp_path / "entry", source="s", build=lambda folder: {})
+
+
 def test_weights_that_are_not_finite_are_refused(tmp_path, models):
     broken = gguf_files.tiny("llama")
     with torch.no_grad():

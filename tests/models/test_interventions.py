@@ -71,6 +71,21 @@ def test_a_layer_whose_parts_give_nothing_passes_its_input_on(kind):
         assert torch.equal(seen.last("residual", layer), seen.last("layer_input", layer))
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_hidden_states_inside_an_intervention_are_those_it_made(asked_before):
+    """transformers keeps its collecting hooks from the first time on; whether there was one makes no difference."""
+    model = tiny_model("llama")
+    ids = torch.arange(3, 9)[None]
+    with torch.no_grad():
+        if asked_before:
+            model(ids, output_hidden_states=True)
+        with capture(model, "residual") as plain:
+            model(ids)
+        with intervene(model, {"residual": lambda hidden, _: 2 * hidden}, layers=0):
+            states = model(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(states[1], 2 * plain.last("residual", 0))
+
+
 def test_a_replaced_residual_decides_what_follows(llama):
     parts = anatomy(llama)
     target = torch.randn(2, 6, 64, generator=torch.Generator().manual_seed(0))
@@ -310,6 +325,7 @@ def test_an_anatomy_stands_for_its_model(llama):
         ([], {}, "at least one site"),
         (["residual"], {"layers": [3]}, "no layer 3; this model has the layers 0 to 2"),
         (["residual"], {"layers": -4}, "no layer -4"),
+        (["residual"], {"layers": []}, "at least one layer"),
         (["residual"], {"keep": "first"}, "'all' or 'last'"),
     ],
 )

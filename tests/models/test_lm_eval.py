@@ -201,6 +201,24 @@ def test_names_of_lm_eval_are_known_with_near_misses(lm):
         evaluate(as_lm_eval(lm), "arc_eazy")
 
 
+def test_tokenizers_batches_and_models_that_lm_eval_cannot_use(task):
+    with pytest.raises(ModelError, match="no beginning-of-text and no end-of-text token"):
+        as_lm_eval(tiny_model("llama"), tiny_tokenizer(pad=False, bos=False, eos=False))
+    with pytest.raises(ModelError, match="batch_size=0"):
+        as_lm_eval(tiny_model("llama"), tiny_tokenizer(), batch_size=0)
+    with pytest.raises(ModelError, match=r"as_lm_eval, not LlamaForCausalLM"):
+        evaluate(tiny_model("llama"), task)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find(name))
+    with pytest.raises(ModelError, match=r'pip install "cameraready\[lm-tasks\]"'):
+        as_lm_eval(tiny_model("llama"), tiny_tokenizer())
+
+
 def test_what_is_no_model():
     with pytest.raises(ModelError, match="needs a tokenizer too"):
         as_lm_eval(tiny_model("llama"))

@@ -148,6 +148,114 @@ def test_missing_weights_are_not_filled_with_random_numbers(copied):
         open_model(copied)
 
 
+def changed_config(folder, **changes):
+    import json
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def test_weights_that_the_configuration_has_no_place_for_are_refused(copied):
+    changed_config(copied, num_hidden_layers=1, layer_types=["full_attention"])
+    with pytest.raises(ModelError, match=r"holds \d+ weights that .* no place for, among them model\.layers\.1\."):
+        open_model(copied)
+    changed_config(copied, num_hidden_layers=2, layer_types=["full_attention"] * 2, model_type="llama")
+    with pytest.raises(ModelError, match=r"holds 6 weights .* among them model\.layers\.0\.self_attn\.k_proj\.bias"):
+        open_model(copied)
+
+
+def test_weights_that_are_known_to_be_left_out_are_no_reason_to_refuse(copied):
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3NextForCausalLM
+
+    from cameraready.models._loading import check_unused
+
+    weights = load_file(copied / "model.safetensors")
+    # Written by older releases; and the head of a model that ties it.
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    open_model(copied)
+    check_unused({"unexpected_keys": {"h.0.attn.bias", "h.1.attention.masked_bias"}}, "an old model")
+    with pytest.raises(ModelError, match="holds 1 weights"):
+        check_unused({"unexpected_keys": {"h.0.attn.q_proj.bias"}}, "a model")
+    assert Qwen3NextForCausalLM._keys_to_ignore_on_load_unexpected  # heads for several tokens, by transformers itself
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path, number):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = number
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"not finite numbers \(1 of its tensors, among them model\.layers\.1\.mlp\.up_proj"
+    ):
+        open_model(tmp_path)
+
+
+def test_shards_without_the_list_that_joins_them(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="50KB")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("{")
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json is damaged"):
+        open_model(tmp_path)
+    index.unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json, which joins them, is missing"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("device", ["meta", "xpu", "hpu"])
+def test_devices_that_cannot_hold_a_model(folder, device):
+    with pytest.raises(ModelError, match="use cpu"):
+        open_model(folder, device=device)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".gguf", "a\0b"])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(ModelError, match="There is no model") as caught:
+        open_model(name)
+    assert len(str(caught.value)) < 600
+
+
+def test_half_a_surrogate_pair_is_no_text(folder):
+    with pytest.raises(ModelError, match="surrogate"):
+        open_model(folder).encode("a\ud800")
+
+
+def test_a_vocabulary_smaller_than_its_padding_token(copied):
+    changed_config(copied, vocab_size=10, pad_token_id=20)
+    with pytest.raises(ModelError, match=r"padding token beyond its vocab_size|of other shapes"):
+        open_model(copied)
+
+
+def test_a_hub_id_is_known_by_its_commit_and_never_by_its_branch(folder, tmp_path):
+    """In a cache of the hub's client, without a network: two branches of one commit, then one that moves."""
+    code = (
+        "import shutil, sys\nfrom pathlib import Path\nfrom cameraready.models import open_model\n"
+        "folder, cache = Path(sys.argv[1]), Path(sys.argv[2]) / 'hub' / 'models--org--tiny'\n"
+        "def commit(digit, *branches):\n"
+        "    shutil.copytree(folder, cache / 'snapshots' / (digit * 40), dirs_exist_ok=True)\n"
+        "    (cache / 'refs').mkdir(exist_ok=True)\n"
+        "    for branch in branches:\n        (cache / 'refs' / branch).write_text(digit * 40)\n"
+        "commit('a', 'main', 'v1')\n"
+        "first = [open_model(name) for name in ('hf:org/tiny', 'hf:org/tiny@main', 'org/tiny@v1')]\n"
+        "commit('b', 'main')\n"
+        "for lm in (*first, open_model('hf:org/tiny@main'), open_model('hf:org/tiny', revision='a' * 40)):\n"
+        "    print(lm.revision, lm.digest)\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    environment.pop("HF_HUB_CACHE", None)
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert [revision for revision, _ in found] == ["a" * 40, "a" * 40, "a" * 40, "b" * 40, "a" * 40], done.stderr
+    assert len({digest for _, digest in found}) == 2
+    assert found[0][1] == found[4][1] != found[3][1]
+
+
 def test_parts_that_do_not_belong_together(copied, tmp_path):
     import json
 

@@ -179,6 +179,29 @@ def test_norms_of_single_heads_that_do_not_fit_are_refused_with_a_sentence():
     assert parts.logits(torch.zeros(1, 32)).shape == (1, 100)
 
 
+def test_queries_scaled_by_their_position_are_refused_since_a_short_run_cannot_see_it():
+    pytest.importorskip("transformers.models.ministral3", reason="this transformers has no Ministral 3 yet")
+    from transformers import Ministral3Config, Ministral3ForCausalLM
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+    options = small(intermediate_size=48, num_key_value_heads=2, head_dim=8, max_position_embeddings=64)
+    model = made(
+        Ministral3ForCausalLM, Ministral3Config(**options, rope_parameters={**rope, "llama_4_scaling_beta": 0.1})
+    )
+    attention = anatomy(model).layers[0].attention
+    assert not attention.verified
+    with pytest.raises(UnknownArchitecture, match="a factor that grows with their position"):
+        attention.queries(torch.zeros(1, 2, 32))
+
+
+def test_weights_that_are_not_finite_are_called_so():
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[0, 0] = float("nan")
+    with pytest.raises(UnknownArchitecture, match="not finite"):
+        anatomy(model).layers[0].attention.keys(torch.zeros(1, 2, 64))
+
+
 def test_latent_attention_is_refused_only_when_its_pieces_are_asked_for():
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 

@@ -113,10 +113,12 @@ def device_of(device: Any) -> torch.device:
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise ModelError("device='mps' was asked for, and PyTorch cannot use Metal on this machine; use cpu.")
     if found.type == "meta":
-        raise ModelError("device='meta' holds no weights, so nothing could be asked of the model; use cpu, cuda or mps.")
+        raise ModelError(
+            "device='meta' holds no weights, so nothing could be asked of the model; use cpu, cuda or mps."
+        )
     try:
         torch.empty(1, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError):  # other accelerators, each with its own complaint
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError, AttributeError):  # other accelerators, each with its own complaint
         raise ModelError(
             f"device={device!r} was asked for, and this PyTorch cannot use it on this machine; use cpu."
         ) from None

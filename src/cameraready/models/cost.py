@@ -140,7 +140,9 @@ def cost_of(
         If the configuration cannot be had or is of no causal language model, or a number is out of range.
     """
     if str(device).partition(":")[0] not in ("cpu", "cuda"):
-        raise ModelError(f"device={device!r}: a cost is told for cpu or cuda; give another machine as machine=Machine(...).")
+        raise ModelError(
+            f"device={device!r}: a cost is told for cpu or cuda; give another machine as machine=Machine(...)."
+        )
     numbers = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch, "passes": passes}
     for label, number in numbers.items():
         least = 0 if label == "new_tokens" else 1
@@ -259,11 +261,8 @@ def activation_bytes(config: Any, *, tokens: int, batch: int, width: int) -> int
     An estimate: kernels keep scratch of their own.
     """
     text = config.get_text_config()
-    hidden, inside = (
-        _number(text, "hidden_size", "n_embd", "d_model"),
-        _number(text, "intermediate_size", "n_inner", "ffn_dim", "d_ff", default=0),
-    )
-    inside = inside or 4 * hidden
+    hidden = _number(text, "hidden_size", "n_embd", "d_model")
+    inside = _number(text, "intermediate_size", "n_inner", "ffn_dim", "d_ff", default=0) or 4 * hidden
     block = 2 * hidden + max(
         3 * inside, 2 * hidden + 3 * _number(text, "num_attention_heads", "n_head", "num_heads") * _head_dim(text)
     )
@@ -326,10 +325,8 @@ def _windows(config: Any) -> list[float]:
 
 
 def _head_dim(text: Any) -> int:
-    heads, hidden = (
-        _number(text, "num_attention_heads", "n_head", "num_heads"),
-        _number(text, "hidden_size", "n_embd", "d_model"),
-    )
+    heads = _number(text, "num_attention_heads", "n_head", "num_heads")
+    hidden = _number(text, "hidden_size", "n_embd", "d_model")
     return int(getattr(text, "head_dim", None) or hidden // heads)
 
 

@@ -82,7 +82,7 @@ def _register(tap: _Tap, visit: _Visit) -> RemovableHandle:
         # `output_hidden_states` inside `intervene` then holds what the interventions made, whatever came before.
         for key, hook in list(tap.module._forward_hooks.items()):
             if str(getattr(hook, "__module__", "")).startswith("transformers."):
-                tap.module._forward_hooks.move_to_end(key)
+                tap.module._forward_hooks[key] = tap.module._forward_hooks.pop(key)
         return handle
     return tap.module.register_forward_pre_hook(
         lambda _module, args, kwargs: _incoming(tap, visit, args, kwargs), with_kwargs=True
@@ -203,7 +203,7 @@ class capture(_Hooked):
     Notes
     -----
     Inside an `intervene` block it sees what the interventions made; around one it sees what they were given, at the same
-    site. Not for models under gradient checkpointing in training, whose layers run a second time in the backward pass and are
+    site. It sees every run of the model, also those of other threads. Not for models under gradient checkpointing in training, whose layers run a second time in the backward pass and are
     then seen twice.
     """
 
@@ -350,6 +350,8 @@ def _chosen(parts: Anatomy, layers: Iterable[int] | int | None) -> list[Layer]:
         return list(parts.layers)
     indices = [layers] if isinstance(layers, int) else list(layers)
     n = parts.n_layers
+    if not indices:
+        raise ValueError("Say at least one layer, or leave `layers` out for all of them.")
     for index in indices:
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(f"Layers are whole numbers, not {index!r}.")

@@ -49,7 +49,7 @@ def as_lm_eval(
     Raises
     ------
     ModelError
-        If lm-eval is not installed, or there is no tokenizer.
+        If lm-eval is not installed, there is no tokenizer, or it knows no token that begins or ends a text.
     """
     _needs_lm_eval()
     if tokenizer is None:
@@ -60,6 +60,11 @@ def as_lm_eval(
         model, tokenizer = model.model, model.tokenizer
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise ModelError(f"as_lm_eval takes a model of transformers, not {type(model).__name__}.")
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ModelError(
+            "The tokenizer has no beginning-of-text and no end-of-text token, and lm-eval begins every text with one of them; set "
+            "tokenizer.eos_token to the token that ends a text."
+        )
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ModelError(f"batch_size={batch_size!r} must be a whole number of requests, at least 1.")
     with _undisturbed():
@@ -112,7 +117,9 @@ def evaluate(
     from lm_eval.api.model import LM
 
     if not isinstance(lm, LM):
-        raise ModelError(f"evaluate takes a model of as_lm_eval, not {type(lm).__name__}: evaluate(as_lm_eval(model), ...).")
+        raise ModelError(
+            f"evaluate takes a model of as_lm_eval, not {type(lm).__name__}: evaluate(as_lm_eval(model), ...)."
+        )
     names = [tasks] if isinstance(tasks, str | Path) else list(tasks)
     if not names:
         raise ModelError("No task was named; give a name of lm-eval or a folder of task files.")
@@ -180,16 +187,12 @@ def _wrapper() -> type:
             max_length: int | None,
         ) -> None:
             self._around = around
-            tokenizer = copy.deepcopy(tokenizer)
-            if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-                # lm-eval pads batches, in places that it masks; any token that the model knows will do.
-                tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
             # HFLM ties weights when it starts, which would undo a changed head.
             model.__dict__["tie_weights"] = lambda *_, **__: None
             try:
                 super().__init__(
                     pretrained=model,
-                    tokenizer=tokenizer,
+                    tokenizer=copy.deepcopy(tokenizer),
                     backend="causal",
                     batch_size=batch_size,
                     max_length=max_length or _loading.context_of(model.config),

@@ -108,7 +108,9 @@ class LanguageModel:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ModelError("The text holds half of a surrogate pair, which no tokenizer can read; decode it anew.") from None
+            raise ModelError(
+                "The text holds half of a surrogate pair, which no tokenizer can read; decode it anew."
+            ) from None
         ids = self.tokenizer(text, return_tensors="pt").input_ids
         begin = self.tokenizer.bos_token_id
         if ids.shape[1] > 1 and begin is not None and int(ids[0, 0]) == int(ids[0, 1]) == begin:
@@ -203,7 +205,7 @@ def open_model(
     if os.path.isfile(path) or (text.endswith(".gguf") and len(path.name) < 256):
         folder, digest = gguf.converted(path)
         return _from_folder(folder, text, "gguf", device, dtype, digest)
-    if _loading.looks_like_an_id(text):
+    if _loading.looks_like_an_id(text.partition("@")[0]):
         return _from_hub(text, text, device, dtype, revision)
     raise ModelError(
         f"There is no model {text if len(text) < 200 else text[:200] + '...'!r}: no folder and no .gguf file of that name, no packaged model "

@@ -190,9 +190,7 @@ def read_attention(module: nn.Module, config: Any, *, layer: int, hidden_size: i
     if heads is None:
         sizes = f"{where} does not say how many heads it has, and neither does the model's configuration."
     elif _scaled_by_place(module, config):
-        sizes = (
-            f"{where} multiplies queries by a factor that grows with their position (Llama 4's temperature); that is not supported."
-        )
+        sizes = f"{where} multiplies queries by a factor that grows with their position (Llama 4's temperature); that is not supported."
     elif fused is not None:
         sizes = _fused_sizes(module, config, fused, o_proj, heads, where)
     elif q is not None and k is not None and v is not None:
