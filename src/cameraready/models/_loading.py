@@ -118,7 +118,13 @@ def device_of(device: Any) -> torch.device:
         )
     try:
         torch.empty(1, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError, AttributeError):  # other accelerators, each with its own complaint
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+        ImportError,
+        AttributeError,
+    ):  # each with its own complaint
         raise ModelError(
             f"device={device!r} was asked for, and this PyTorch cannot use it on this machine; use cpu."
         ) from None

@@ -187,8 +187,9 @@ class WatermarkCalibrator(Predictor):
         shortest : int, optional
             A tenth less by default. `from_model` keeps the lengths that texts had, in `lengths`.
         kept : float
-            Share of the tokens that survives editing. ``kept=1`` with ``shortest=length`` gives the least divergence of all, by a watermark
-            that asks for every single token to be green: one token less, or one edited, and the text is never found.
+            Share of the scored n-grams that survives editing; an edited token costs two, its own and that of the next token's list. ``kept=1``
+            with ``shortest=length`` gives the least divergence of all, by a watermark that asks for every single token to be green: one
+            token less, or one edited, and the text is never found.
         gammas : iterable of float, optional
             Shares to look at; 23 from 0.05 to 0.98 by default.
         test : {"exact", "normal"}

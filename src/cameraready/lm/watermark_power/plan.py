@@ -48,7 +48,7 @@ class Plan:
         The same for detectors that compare a z-score with ``>``; valid at `length` alone. At other lengths use `exact_detect`.
     power, least_power : float
         Predicted share of watermarked texts that are found: unedited ones of `length` n-grams; and the worst of the lengths provided for, when
-        a share `kept` of the tokens survives.
+        a share `kept` of the n-grams survives.
     kept : float
     kl, reverse_kl, total_variation : float
         Per token: KL(watermarked || original), KL(original || watermarked), in nats; total variation distance.

@@ -19,13 +19,13 @@ class Infeasible(ValueError):
     """No watermark meets the constraints; the sentence says how near one comes."""
 
 
-#: Share of tokens that is expected to survive where nobody says otherwise: one in twenty may be edited.
+#: Share of scored n-grams that is expected to survive where nobody says otherwise: one in twenty may be lost.
 KEPT = 0.95
 
 
 @dataclass(frozen=True)
 class Bars:
-    """What texts of several lengths must reach: the counts that mean "watermarked", when a share `kept` of the tokens survives."""
+    """What texts of several lengths must reach: the counts that mean "watermarked", when a share `kept` of the n-grams survives."""
 
     lengths: tuple[int, ...]
     counts: tuple[int, ...]

@@ -61,7 +61,8 @@ class Predictor:
         shortest : int, optional
             ``plan.least_power`` is the worst over the lengths from here to as far beyond `length`; just `length` by default.
         kept : float
-            Share of the tokens that survives, for ``plan.least_power``; the others are green by chance. ``plan.power`` is of unedited text.
+            Share of the scored n-grams that survives, for ``plan.least_power``; the others are green by chance. ``plan.power`` is of unedited
+            text.
         test : {"exact", "normal"}
             "normal" takes threshold and power from the normal approximation (the paper's); `size` is exact all the same.
 
