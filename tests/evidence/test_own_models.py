@@ -128,6 +128,18 @@ class TestCost:
         assert "org/large-8b, 16 GB" in text
         assert "speed of cuda assumed" in text
 
+    def test_more_memory_than_there_is_is_told(self, monkeypatch):
+        from cameraready.evidence import planning
+
+        free = [7]
+        monkeypatch.setattr(
+            planning.psutil, "virtual_memory", lambda: type("Memory", (), {"available": free[0] * 2**30})
+        )
+        assert "that does not fit: 7 GiB" in str(smoke(on="hf:org/large-8b", dry_run=True))
+        assert "does not fit" not in str(smoke(on="hf:org/large-8b", dry_run=True, device="cuda"))
+        free[0] = 17
+        assert "does not fit" not in str(smoke(on="hf:org/large-8b", dry_run=True))
+
     def test_why_it_cannot_be_told_is_told(self):
         with pytest.raises(UsageError, match="what hf:org/nowhere would cost cannot be told: there is no such model"):
             smoke(on="hf:org/nowhere", dry_run=True)

@@ -177,6 +177,51 @@ def test_tasks_without_a_context_are_refused_with_a_sentence():
         study.trial(load, Context(seed=0), part="retrieval", document=0, length=512, n=12)
 
 
+@pytest.fixture
+def task_folder(tmp_path, monkeypatch):
+    """Writes a folder with one task of lm-eval over two local documents: ``task_folder("generate_until")``."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+    def write(output_type):
+        folder = tmp_path / output_type
+        folder.mkdir()
+        asked = "A long list of words that nobody reads. " * 4
+        (folder / "data.jsonl").write_text(f'{{"q": "{asked}", "a": "x"}}\n{{"q": "{asked} again", "a": "y"}}\n')
+        choices = "doc_to_choice: [x, y]\n" if output_type == "multiple_choice" else ""
+        metric = "acc" if output_type == "multiple_choice" else "exact_match"
+        (folder / "toy.yaml").write_text(
+            "task: toy\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: data.jsonl\ntest_split: test\n"
+            f"output_type: {output_type}\ndoc_to_text: '{{{{q}}}}'\ndoc_to_target: '{{{{a}}}}'\n{choices}"
+            f"metric_list:\n  - metric: {metric}\n"
+            + ("generation_kwargs:\n  max_gen_toks: 3\n" if output_type == "generate_until" else "")
+        )
+        return study.open_workload(Spec("tiny-llama", "shipped", "tiny-llama", options={"tasks": f"lm-eval:{folder}"}))
+
+    return write
+
+
+def test_a_task_of_lm_eval_is_run_on_pruned_caches(task_folder):
+    load = task_folder("generate_until")
+    rows = study.trial(load, Context(seed=0), part="lm-eval", document=0, limit=2)
+    assert [(row["policy"], row["keep"]) for row in rows] == [
+        ("whole", 1.0),
+        *(("capkv", keep) for keep in (0.5, 0.25, 0.1)),
+    ]
+    assert all(row["task"] == "toy" and row["documents"] == 2 and 0 <= row["score"] <= 1 for row in rows)
+    assert study.trial(load, Context(seed=0), part="retrieval", document=0, length=512, n=12) == []
+
+
+def test_a_task_that_uses_no_cache_is_refused_with_a_sentence(task_folder):
+    with pytest.raises(ValueError, match="no pruned cache was read, because lm-eval scores given answers in one go"):
+        study.trial(task_folder("multiple_choice"), Context(seed=0), part="lm-eval", document=0, limit=1)
+
+
+def test_without_such_a_task_nothing_is_run():
+    load = study.open_workload(Spec("tiny-llama", "shipped", "tiny-llama"))
+    assert study.trial(load, Context(seed=0), part="lm-eval", document=0, limit=2) == []
+
+
 def test_every_planned_condition_is_taken_by_its_trial():
     for tier in ("smoke", "desk", "full"):
         for name in study.STUDY.workloads[tier]:

@@ -254,13 +254,18 @@ def test_the_final_layer_is_compared_with_those_below_it():
         {"entropy": e, "candidate_entropy": c, "coverage": v} for e, c, v in ((1, 0.5, 1), (2, 0.4, 0.9), (6, 0.9, 0.1))
     ]
     found = rivals.asymmetry(curves)
-    assert found == pytest.approx({"entropy_ratio": 1 / 4, "candidate_gain": 0.4, "coverage_near": 0.5})
+    assert found == pytest.approx({"entropy_ratio": 1 / 4, "candidate_gain": 0.4})
+    longer = rivals.asymmetry([*curves, *curves[1:]])
+    assert longer == pytest.approx({"entropy_ratio": 1 / 4, "candidate_gain": 0.4, "coverage_near": 0.5})
 
 
 def test_thinking_ends_with_the_token_where_there_is_one():
     tokenizer = tiny_tokenizer()
     lm = type("LM", (), {"model": tiny_model("llama", n_layers=3), "tokenizer": tokenizer})
-    assert trials.config_for(lm, 8) == LEDConfig(depth=3, think_end=None)
+    assert trials.config_for(lm, 3) == LEDConfig(depth=3, think_end=None)
+    for depth in (0, 4):
+        with pytest.raises(SpecError, match="this model has 3 layers"):
+            trials.config_for(lm, depth)
     tokenizer.add_tokens(["</think>"])
     assert trials.config_for(lm, 2) == LEDConfig(depth=2, think_end=(262,))
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+import psutil
+
 from cameraready.evidence import specs
 from cameraready.evidence.execution import key
 from cameraready.evidence.execution.ledger import Ledger
@@ -348,7 +350,7 @@ class Plan:
             f"{self.trials} trials, {self.finished} of them already in the ledger; {missing} to run: {lasts}",
             "blocks: " + ", ".join(f"{name} {count}" for name, count in self.blocks.items()),
             "downloads: " + (", ".join(self.downloads) if self.downloads else "none"),
-            f"memory: at most {self.memory_gib:g} GiB",
+            f"memory: at most {self.memory_gib:.3g} GiB",
             *self.notes,
         ]
         return "\n".join(lines)
@@ -393,4 +395,8 @@ def dry_plan(selection: Selection, loads: Sequence[Load], store: Ledger, jobs: i
     blocks = {load.name: len({(t.seed, t.block) for t in trials if t.workload == load.name}) for load in loads}
     memory = max([cost.memory_gib for cost in costs.values()] + [study.memory * workers] * (len(costs) < len(loads)))
     notes = list(dict.fromkeys(note for cost in costs.values() for note in cost.notes))
+    free = psutil.virtual_memory().available / 2**30
+    largest = max((cost.memory_gib for cost in costs.values()), default=0.0)
+    if selection.device == "cpu" and largest > free:
+        notes.insert(0, f"that does not fit: {free:.3g} GiB of this machine's memory are free")
     return Plan(len(trials), len(finished), blocks, hours, downloads, memory, notes)

@@ -140,7 +140,10 @@ class Untested:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to draw from the rows: median of `y` over blocks against `x`, one line an arm, one panel a workload."""
+    """A figure to draw from the rows: median of `y` over blocks against `x`, one line an arm, one panel a workload.
+
+    Among `workloads`, ``"own"`` stands for every workload of the user's; None means every workload.
+    """
 
     title: str
     x: str

@@ -66,7 +66,7 @@ def capkv_scores(
     Returns
     -------
     tensor, shape (B, Hkv, T), float32 (float64 for float64 input)
-        Scores in [0, 1), averaged over the query heads of a key head; +inf for sinks, -inf for padding.
+        Scores in [0, 1), up to rounding, averaged over the query heads of a key head; +inf for sinks, -inf for padding.
 
     Raises
     ------

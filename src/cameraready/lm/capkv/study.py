@@ -84,6 +84,8 @@ def plan_of_model(tier: str, workload: str) -> Iterator[dict[str, Any]]:
         yield {"part": "logs", "length": length, **shared}
     for document in range(1 if smoke else 10):
         yield {"part": "exact", "length": length // 4, "document": document, "n": n}
+    if workload == "own":  # the tasks that the user named with --tasks lm-eval:NAME, if any
+        yield {"part": "lm-eval", "document": 0, "limit": 2 if smoke else 50}
     yield {
         "part": "serve",
         "length": 256 if smoke else 2 * length,
@@ -104,6 +106,8 @@ def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[d
         return measured.under_kvpress(ctx, part, condition.get("document", 0), condition.get("runs", 0))
     if part == "exact":
         return measured.exactness(workload, ctx, **condition)
+    if part == "lm-eval":
+        return measured.judged(workload, ctx, **condition)
     if part == "serve":
         return measured.serving(workload, ctx, **condition)
     keeps = KEEPS if part in ("text", "retrieval") else KEEPS[1:]
@@ -441,7 +445,7 @@ STUDY = Study(
             y="output_error",
             source="this study",
             where=part_is("text") & pl.col("policy").is_in(list(POLICIES)),
-            workloads=MODELS,
+            workloads=[*MODELS, "own"],
             x_title="share of the context kept",
             y_title="relative error",
         ),
@@ -451,7 +455,7 @@ STUDY = Study(
             y="loss",
             source="this study",
             where=part_is("text") & pl.col("policy").is_in([*POLICIES, "capkv-greedy"]),
-            workloads=MODELS,
+            workloads=[*MODELS, "own"],
             log_y=False,
             x_title="share of the context kept",
             y_title="nats a token",
@@ -462,7 +466,7 @@ STUDY = Study(
             y="tokens_per_second",
             source="this study",
             where=part_is("serve"),
-            workloads=MODELS,
+            workloads=[*MODELS, "own"],
             log_y=False,
             x_title="GiB of keys and values",
             y_title="tokens a second",

@@ -37,10 +37,10 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
 
 def plan_of_model(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     smoke, thinks = tier == "smoke", workload in RL
-    depth = 8 if thinks else 4
+    depth = 2 if smoke else 8 if thinks else 4
     if workload != GEMMA:
         new_tokens = 3 if smoke else 16_384 if thinks else 12 if workload in (QWEN, LARGE) else 256
-        n, samples = (2, 4) if smoke else (60 if tier == "full" else 20, 16)
+        n, samples = (2, 16) if smoke else (60 if tier == "full" else 20, 16)
         for block in range(n):
             yield {
                 "part": "solve",

@@ -126,11 +126,13 @@ def looks(log_p: torch.Tensor, top: torch.Tensor) -> dict[str, float]:
 def asymmetry(curves: Sequence[dict[str, float]]) -> dict[str, float]:
     """How the final layer's uncertainty compares with that of the LOWER layers below it; `curves` from the top down, as `looks` gives them."""
     lower = curves[1 : 1 + LOWER]
-    return {
+    found = {
         "entropy_ratio": curves[0]["entropy"] / sum(c["entropy"] for c in lower) * len(lower),
         "candidate_gain": max(c["candidate_entropy"] for c in lower) - curves[0]["candidate_entropy"],
-        "coverage_near": sum(c["coverage"] for c in lower[:NEAR]) / len(lower[:NEAR]),
     }
+    if len(lower) >= NEAR:  # a smaller model has no four layers to speak of
+        found["coverage_near"] = sum(c["coverage"] for c in lower[:NEAR]) / NEAR
+    return found
 
 
 # --- DoLa ------------------------------------------------------------------------------------------------------------

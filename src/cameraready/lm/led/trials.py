@@ -109,7 +109,11 @@ def config_for(lm: Any, depth: int) -> LEDConfig:
     """LED as the study runs it: thinking ends with ``</think>`` where the tokenizer has that token, else never."""
     ids = lm.tokenizer("</think>", add_special_tokens=False)["input_ids"]
     layers = rivals.anatomy(lm.model).n_layers
-    return LEDConfig(depth=min(depth, layers), think_end=tuple(ids) if len(ids) == 1 else None)
+    if not 1 <= depth <= layers:
+        raise SpecError(
+            f"this model has {layers} layers, and the study looks at {depth}: choose with --set depth={min(3, layers)}"
+        )
+    return LEDConfig(depth=depth, think_end=tuple(ids) if len(ids) == 1 else None)
 
 
 def with_answers(workload: LMWorkload) -> LMWorkload:
@@ -258,15 +262,17 @@ def overhead(workload: LMWorkload, ctx: Context, *, batch: int, new_tokens: int,
         return _finished(out)
 
     def led(depth: int, normaliser: Any) -> Callable[[], Any]:
-        config = LEDConfig(depth=min(depth, rivals.anatomy(lm.model).n_layers), think_end=None, normaliser=normaliser)
+        config = LEDConfig(depth=depth, think_end=None, normaliser=normaliser)
         return lambda: _finished(
             led_generate(lm.model, ids, led=config, generator=torch.Generator().manual_seed(0), **common)
         )
 
+    layers = rivals.anatomy(lm.model).n_layers
+    depths = [depth for depth in (4, 8) if depth <= layers] or [layers]
     calls: Mapping[str, Callable[[], Any]] = {
         "top-k": plain,
-        **{f"led-{d}": led(d, "exact") for d in (4, 8)},
-        **{f"led-{d}-k": led(d, "candidates") for d in (4, 8)},
+        **{f"led-{depth}": led(depth, "exact") for depth in depths},
+        **{f"led-{depth}-k": led(depth, "candidates") for depth in depths},
     }
     timed = interleave(calls, warmup=1, repeats=repeats, arm_column="decoding")
     return [

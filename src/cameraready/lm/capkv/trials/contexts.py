@@ -10,7 +10,7 @@ import torch
 
 from cameraready.lm._corpora import KINDS, windows
 from cameraready.lm._tasks import key_value, multi_hop, passkey
-from cameraready.lm._workload import RETRIEVAL, LMWorkload
+from cameraready.lm._workload import LM_EVAL, RETRIEVAL, LMWorkload
 from cameraready.models import LanguageModel
 
 #: Tokens at the end of a user's prompt that are read after the rest was pruned, as a question is.
@@ -96,9 +96,10 @@ def own_of(workload: LMWorkload, lm: LanguageModel, part: str, document: int, le
     """The user's: prompts take the place of texts, tasks that of hidden facts; what is left is not run."""
     if part == "text":
         return continuation(lm, document, length) if workload.prompts is None else prompt_of(workload, lm, document)
-    if part != "retrieval" or not workload.tasks:
+    tasks = [task for task in workload.tasks if not task.startswith(LM_EVAL)]
+    if part != "retrieval" or not tasks:
         return None
-    task = workload.tasks[document % len(workload.tasks)]
+    task = tasks[document % len(tasks)]
     if task == "own":
         return prompt_of(workload, lm, document)
     if task not in RETRIEVAL:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 import cameraready
 from cameraready.evidence import Context, interleave
+from cameraready.lm._judged import lm_eval_rows, lm_eval_tasks
 from cameraready.lm._workload import LMWorkload
 from cameraready.lm.capkv.anchors import QueryAnchors, full_attention
 from cameraready.lm.capkv.cache import contents
@@ -34,6 +37,46 @@ Row = dict[str, Any]
 
 #: Shares of the context that are kept.
 KEEPS = (0.5, 0.25, 0.1)
+
+
+class WatchedPress(CapKVPress):
+    """Knows whether anything was read from a cache that it pruned."""
+
+    was_read = False
+
+    def pruned(self, layer: Any, anchor: torch.Tensor, real: torch.Tensor | None) -> Any:
+        new = super().pruned(layer, anchor, real)
+        if new is not layer:
+            self.made.append(new)
+        return new
+
+    @contextmanager
+    def watched(self, model: Any) -> Iterator[None]:
+        """As the press itself; one entering is one request."""
+        self.made: list[Any] = []
+        with self(model):
+            yield
+        self.was_read |= any(layer.get_seq_length() > layer.stored + layer.dropped for layer in self.made)
+
+
+def judged(workload: LMWorkload, ctx: Context, document: int, limit: int) -> list[Row]:
+    """The user's lm-eval tasks on the model with a whole cache and with caches that CapKV pruned; none named, no rows."""
+    tasks = lm_eval_tasks(workload)
+    if not tasks:
+        return []
+    lm, rows = workload.model(ctx.device, ctx.dtype or None), []
+    for keep in (1.0, *KEEPS):
+        press = WatchedPress(1 - keep)
+        found = lm_eval_rows(
+            lm.model, lm.tokenizer, tasks, limit=limit, around=lambda press=press: press.watched(lm.model)
+        )
+        if keep < 1 and not press.was_read:
+            raise ValueError(
+                f"{', '.join(tasks)}: no pruned cache was read, because lm-eval scores given answers in one go there, or because its prompts are "
+                "too short; name a task in which the model writes its answer (output_type: generate_until)"
+            )
+        rows += [{"policy": "capkv" if keep < 1 else "whole", "keep": keep, **row} for row in found]
+    return rows
 
 
 # --- exact statements ---------------------------------------------------------------------------------------------------
