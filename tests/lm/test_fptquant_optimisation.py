@@ -69,7 +69,7 @@ def test_a_disturbance_by_the_transform_itself_is_undone(model, name):
     disturbed = fpt.merge()
     reached = {}
     for who, start in (("plain", model), ("disturbed", disturbed)):
-        fresh = FPTQuantizer(start, only(name)).optimize_local(steps=400, lr=3e-2)
+        fresh = FPTQuantizer(start, only(name)).optimize_local(steps=250, lr=4e-2)
         reached[who] = sum(weight_norms(fresh.transforms, start).values())
         reached[who + " before"] = fresh.local_losses[0]
     assert reached["disturbed before"] > 1.1 * reached["plain before"]
@@ -84,7 +84,7 @@ def test_scales_alone_reach_the_closed_form():
         for layer in model.model.layers:
             layer.mlp.up_proj.weight.fill_(0.09)
             layer.mlp.down_proj.weight.fill_(0.01)
-    fpt = FPTQuantizer(model, only("updown")).optimize_local(steps=600, lr=3e-2)
+    fpt = FPTQuantizer(model, only("updown")).optimize_local(steps=400, lr=3e-2)
     scale = fpt.transforms.layers[0].updown.log_scale.exp()
     torch.testing.assert_close(scale, torch.full_like(scale, 1 / 3), rtol=1e-3, atol=0)
     assert fpt.local_losses[-1] == pytest.approx(2 * 2 * 0.03, rel=1e-5)
@@ -124,21 +124,15 @@ def test_local_optimisation_goes_on_where_it_was_interrupted(model, monkeypatch)
             assert torch.equal(a, b)
 
 
-def test_end_to_end_training_brings_the_predictions_nearer_and_can_be_resumed(model):
+def test_end_to_end_training_brings_the_predictions_nearer(model):
     def made():
         return FPTQuantizer(model, FPTConfig(rotation_initial="identity")).calibrate([tokens()])
 
     batches = [tokens(seed) for seed in range(3)]
     whole = made().train_end_to_end(batches, steps=60, lr=1e-2, range_lr=1e-2)
     assert sum(whole.trained_losses[-3:]) < 0.85 * sum(whole.trained_losses[:3])
-    part = made()
-    part.train_end_to_end(batches[:1], steps=1, lr=0.0)
-    assert len(part.trained_losses) == 1
-    again = made().train_end_to_end(batches, steps=60, lr=1e-2, range_lr=1e-2)
-    assert again.trained_losses == whole.trained_losses
+    other = FPTQuantizer(model, FPTConfig(rotation_initial="identity")).load_state_dict(whole.state_dict())
     with torch.no_grad():
-        assert torch.equal(again.model(tokens()).logits, whole.model(tokens()).logits)
-        other = FPTQuantizer(model, FPTConfig(rotation_initial="identity")).load_state_dict(whole.state_dict())
         assert torch.equal(other.model(tokens()).logits, whole.model(tokens()).logits)
     assert whole.difference(tokens()) < 1e-3  # trained transforms still preserve the function
 
@@ -212,6 +206,11 @@ def test_after_an_interruption_the_model_is_that_of_the_last_finished_step(model
         left = fpt.model(tokens()).logits
         assert torch.equal(fpt.refresh().model(tokens()).logits, left)
     assert len(fpt.trained_losses) == 3
+    fpt.train_end_to_end([tokens()], steps=9, lr=1e-2)
+    whole = FPTQuantizer(model).calibrate([tokens()]).train_end_to_end([tokens()], steps=9, lr=1e-2)
+    assert fpt.trained_losses == whole.trained_losses
+    with torch.no_grad():
+        assert torch.equal(fpt.model(tokens()).logits, whole.model(tokens()).logits)
 
 
 def test_weights_of_the_simulation_are_frozen(model):

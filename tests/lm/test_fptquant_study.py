@@ -2,7 +2,6 @@
 
 import importlib.resources
 import json
-import math
 
 import polars as pl
 import pytest
@@ -14,7 +13,7 @@ from cameraready.evidence.specs import Spec
 from cameraready.lm.fptquant import QuantConfig
 from cameraready.lm.fptquant.base_model import MASSIVE, architecture, ill_conditioned, in_float64, train
 from cameraready.lm.fptquant.rivals import RECIPES, smoothed
-from cameraready.lm.fptquant.study import given_model, trained_block
+from cameraready.lm.fptquant.study import given_model, trained_block, trial
 from cameraready.lm.fptquant.trials import exact_everywhere, exact_here, subsets, weight_norm
 from cameraready.lm.fptquant.workloads import TrainedModel, documentation, nats, open_workload, texts
 from cameraready.models import open_model, tiny_model, tiny_tokenizer
@@ -181,15 +180,56 @@ def test_a_run_on_a_users_model_and_method_has_no_failed_trial(tmp_path, monkeyp
     assert found.component.difference(ids) < 1e-3
 
 
-def test_a_shipped_row_comes_out_again():
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """A folder with one multiple-choice task of lm-eval over three local questions."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    rows = [{"q": f"{word} and", "c": ["one", "two", "three"], "a": n} for n, word in enumerate(("one", "two", "six"))]
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "toy.yaml").write_text(
+        "task: toy\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: data.jsonl\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}:'\ndoc_to_choice: '{{c}}'\ndoc_to_target: a\n"
+        "metric_list:\n  - metric: acc\n"
+    )
+    return folder
+
+
+def test_a_users_tasks_are_run_on_the_model_and_on_what_is_made_of_it(task):
+    workload = open_workload(Spec("tiny-llama", "shipped", "tiny-llama", options={"tasks": f"lm-eval:{task}"}))
+    planned = [c for c in given_model("own", smoke=True) if c["part"] == "lm-eval"]
+    assert [c["quantizer"] for c in planned] == ["full", "rtn", "fpt-local"]
+    rows = [row for c in planned for row in trial(workload, Context(seed=0), **{**c, "limit": 3})]
+    assert [(r["task"], r["metric"], r["documents"]) for r in rows] == [("toy", "acc", 3)] * 3
+    lm = workload.model("cpu", "float32")
+    right = 0
+    for n, word in enumerate(("one", "two", "six")):
+        scores = []
+        for choice in ("one", "two", "three"):
+            before, whole = (lm.tokenizer(text).input_ids for text in (f"{word} and:", f"{word} and: {choice}"))
+            with torch.no_grad():
+                logs = lm.model(torch.tensor([whole])).logits[0].log_softmax(-1)
+            scores.append(sum(float(logs[i - 1, whole[i]]) for i in range(len(before), len(whole))))
+        right += max(range(3), key=scores.__getitem__) == n
+    assert rows[0]["score"] == pytest.approx(right / 3)
+    assert not lm.model.model.layers[0]._forward_hooks
+
+
+def test_without_tasks_none_is_run():
+    workload = open_workload(Spec("tiny-llama", "shipped", "tiny-llama"))
+    (first, *_) = (c for c in given_model("own", smoke=True) if c["part"] == "lm-eval")
+    assert trial(workload, Context(seed=0), **first) == []
+
+
+def test_shipped_rows_hang_together():
     rows = pl.read_parquet(importlib.resources.files("cameraready.lm.fptquant") / "results.parquet")
     rows = rows.filter(
         (pl.col("part") == "quantise") & (pl.col("quantizer") == "rtn") & (pl.col("workload") == "trained-llama")
     )
     assert rows.height
-    assert (rows["perplexity"] - rows["nats"].map_elements(math.exp, pl.Float64)).abs().max() < 1e-6 * rows[
-        "perplexity"
-    ].max()
+    assert (rows["perplexity"] - rows["nats"].exp()).abs().max() < 1e-6 * rows["perplexity"].max()
     assert ((rows["nats"] - rows["full_nats"]) - rows["excess"]).abs().max() < 1e-9
 
 

@@ -433,9 +433,9 @@ STUDY = Study(
     answer=Answer(
         measure=versus_best("loss", "capkv", exclude=(*VARIANTS, *FURTHER, "whole")),
         where=part_is("text", keep=0.25),
-        better="prune with CapKV on {workload}: with a quarter kept, the loss of what follows is {estimate} times [{low}, {high}] that under {peer}",
-        worse="prune with {peer} on {workload}, not CapKV: with a quarter kept, CapKV's loss is {estimate} times [{low}, {high}] as large",
-        tie="CapKV and {peer} are on par on {workload}: with a quarter kept, the loss is {estimate} times [{low}, {high}]",
+        better="prune with CapKV on {workload}: where the text goes on and a quarter is kept, its loss is {estimate} times [{low}, {high}] that under {peer}",
+        worse="prune with {peer} on {workload}: where the text goes on and a quarter is kept, CapKV's loss is {estimate} times [{low}, {high}] as large; contexts that repeat themselves are judged apart (claim 6)",
+        tie="keep {peer} if you have it on {workload}: where the text goes on and a quarter is kept, CapKV cannot be told apart from it (its loss is {estimate} times [{low}, {high}]); contexts that repeat themselves are judged apart (claim 6)",
         workloads=[*MODELS, *LARGE, "own"],
     ),
     figures=[

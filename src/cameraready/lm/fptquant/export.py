@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from cameraready.lm.fptquant.merging import FPTConfig, Read
 from cameraready.lm.fptquant.quantisers import StaticQuantiser
+from cameraready.lm.fptquant.simulation import untie
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from cameraready.lm.fptquant.quantizer import FPTQuantizer
+
+
+def refuse_online(config: FPTConfig, what: str) -> None:
+    """Raise ValueError if a transform is on that cannot be `what` ("merged into a plain transformers model")."""
+    online = [name for name in ("residual_scale", "down_hadamard", "qk_hadamard") if getattr(config, name)]
+    if online:
+        raise ValueError(
+            f"{' and '.join(online)} cannot be {what}: such transforms run with the model at every token and a plain checkpoint has no place "
+            "for them. Use FPTConfig.mergeable(), or run FPTQuantizer.model"
+        )
+
+
+def merged(fpt: FPTQuantizer, dtype: torch.dtype | None) -> Any:
+    """See `FPTQuantizer.merge`."""
+    plain: Any = copy.deepcopy(fpt.given)
+    if fpt.config.rotate:
+        untie(plain, fpt.host)
+    plain = plain.to(next(fpt.given.parameters()).dtype if dtype is None else dtype)
+    target = dict(plain.named_parameters(remove_duplicate=False))
+    norms = [fpt.host.final_norm]
+    for layer in fpt.host.layers:
+        norms += [n for n in (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm) if n is not None]
+    offsets = {f"{norm.name}.weight": norm.offset for norm in norms}
+    for name, value in fpt.transforms.merged(Read(fpt.given, torch.float64)):
+        target[name].copy_(value - offsets.get(name, 0.0))
+    return plain.eval()
 
 
 def write(fpt: FPTQuantizer, folder: str | Path, format: str, without: Sequence[str]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from cameraready.lm.fptquant import export
 from cameraready.lm.fptquant.host import read_host
 from cameraready.lm.fptquant.merging import FPTConfig, Read, Transforms
 from cameraready.lm.fptquant.optimisation import Progress, optimise_locally, train
@@ -20,7 +20,6 @@ from cameraready.lm.fptquant.simulation import (
     remember_quantisers,
     simulate,
     switched,
-    untie,
 )
 from cameraready.lm.fptquant.transforms import ValueTransform, condition
 
@@ -328,16 +327,8 @@ class FPTQuantizer:
         ValueError
             If ``residual_scale`` or ``down_hadamard`` is on: they run with the model, and a plain checkpoint has no place for them.
         """
-        self._refuse_online("merged into a plain transformers model")
-        plain: Any = copy.deepcopy(self.given)
-        if self.config.rotate:
-            untie(plain, self.host)
-        plain = plain.to(next(self.given.parameters()).dtype if dtype is None else dtype)
-        target = dict(plain.named_parameters(remove_duplicate=False))
-        offsets = {f"{norm.name}.weight": norm.offset for norm in self._norms()}
-        for name, value in self.transforms.merged(Read(self.given, torch.float64)):
-            target[name].copy_(value - offsets.get(name, 0.0))
-        return plain.eval()
+        export.refuse_online(self.config, "merged into a plain transformers model")
+        return export.merged(self, dtype)
 
     def export(
         self,
@@ -369,25 +360,8 @@ class FPTQuantizer:
         ValueError
             For what the format cannot express; RuntimeError before `calibrate`.
         """
-        from cameraready.lm.fptquant import export
-
-        self._refuse_online("written to a checkpoint")
+        export.refuse_online(self.config, "written to a checkpoint")
         return export.write(self, folder, format, without)
-
-    def _refuse_online(self, what: str) -> None:
-        online = [n for n in ("residual_scale", "down_hadamard") if getattr(self.config, n)]
-        online += ["qk_hadamard"] if self.config.qk_hadamard else []
-        if online:
-            raise ValueError(
-                f"{' and '.join(online)} cannot be {what}: such transforms run with the model at every token and a plain checkpoint has no place "
-                "for them. Use FPTConfig.mergeable(), or run FPTQuantizer.model"
-            )
-
-    def _norms(self) -> list[Any]:
-        norms = [self.host.final_norm]
-        for layer in self.host.layers:
-            norms += [n for n in (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm) if n is not None]
-        return norms
 
     def conditions(self) -> dict[str, float]:
         """Condition number of each layer's T_v; beyond a thousand or so float32 loses digits."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from cameraready.evidence import Context, interleave
+from cameraready.lm._judged import lm_eval_rows, lm_eval_tasks
 from cameraready.lm._workload import LMWorkload
 from cameraready.lm.fptquant.base_model import ill_conditioned, in_float64
 from cameraready.lm.fptquant.host import TRANSFORMS
@@ -93,13 +94,8 @@ def on_given(
     lm = workload.model(ctx.device, ctx.dtype or "float32")
     batches, held_out = texts(workload, lm, calibration=calibration, evaluation=windows, length=length)
     batches = [ids.to(ctx.device) for ids in batches]
-    arm = ctx.select(RECIPES)[quantizer]
-    if quantizer in RECIPES and quantizer not in ctx.own:
-        options = {"steps": local, "lr": 3e-2, "rows": rows}
-        fpt = arm.make(lm.model, batches, bits_of(**bits), seed=ctx.seed, local=options, steps=steps)
-        made, skipped = fpt.model, ", ".join(fpt.skipped)
-    else:
-        made, skipped = arm(lm.model, batches), ""
+    options = {"steps": local, "lr": 3e-2, "rows": rows}
+    made, skipped = on_batches(lm.model, batches, ctx, quantizer, bits_of(**bits), options, steps)
     known = PLAIN.setdefault(lm.model, {})
     key = tuple(tuple(row.tolist()) for row in held_out)
     if key not in known:
@@ -108,6 +104,51 @@ def on_given(
     return [
         {"block": block, "outliers": False, "skipped": skipped, **scores(*pair)} for block, pair in enumerate(pairs)
     ]
+
+
+def on_batches(
+    model: Any,
+    batches: list[torch.Tensor],
+    ctx: Context,
+    quantizer: str,
+    bits: QuantConfig,
+    local: dict[str, Any],
+    steps: int,
+) -> tuple[Any, str]:
+    """The model that an arm makes of an opened one, and which transforms it went without."""
+    arm = ctx.select(RECIPES)[quantizer]
+    if quantizer not in RECIPES or quantizer in ctx.own:
+        return arm(model, batches), ""
+    fpt = arm.make(model, batches, bits, seed=ctx.seed, local=local, steps=steps)
+    return fpt.model, ", ".join(fpt.skipped)
+
+
+def judged(
+    workload: LMWorkload,
+    ctx: Context,
+    *,
+    quantizer: str,
+    limit: int,
+    windows: int,
+    length: int,
+    calibration: int,
+    local: int,
+    rows: int,
+    steps: int,
+    **bits: int,
+) -> list[dict[str, Any]]:
+    """The user's tasks of lm-eval on the model ("full") or on what an arm makes of it, a row a task and metric; none without such tasks."""
+    names = lm_eval_tasks(workload)
+    if not names:
+        return []
+    lm = workload.model(ctx.device, ctx.dtype or "float32")
+    made, skipped = lm.model, ""
+    if quantizer != "full":
+        batches, _ = texts(workload, lm, calibration=calibration, evaluation=windows, length=length)
+        batches = [ids.to(ctx.device) for ids in batches]
+        options = {"steps": local, "lr": 3e-2, "rows": rows}
+        made, skipped = on_batches(lm.model, batches, ctx, quantizer, bits_of(**bits), options, steps)
+    return [{"block": 0, "skipped": skipped, **row} for row in lm_eval_rows(made, lm.tokenizer, names, limit=limit)]
 
 
 # --- exactness -------------------------------------------------------------------------------------------------------
