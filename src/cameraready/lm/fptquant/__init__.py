@@ -1,5 +1,6 @@
 """Function-preserving transforms that make a language model easier to quantise, and the quantizer that applies them."""
 
+from cameraready.lm.fptquant.folding import fold
 from cameraready.lm.fptquant.merging import FPTConfig
 from cameraready.lm.fptquant.quantisers import QuantConfig
 from cameraready.lm.fptquant.quantizer import FPTQuantizer
@@ -22,4 +23,5 @@ __all__ = [
     "ResidualScaling",
     "UpDownScaling",
     "ValueTransform",
+    "fold",
 ]
