@@ -70,7 +70,7 @@ def exact_detect(
         True scores every token, as transformers and MarkLLM do by default. Repeats are not independent, so that the false-positive rate is
         not kept on text that repeats itself.
     device : str
-        Where the text was generated: the generators of CPU and CUDA give different lists for one key.
+        Where the text was written; the generators of CPU and CUDA give different lists for one key.
 
     Returns
     -------
