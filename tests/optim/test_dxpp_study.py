@@ -187,7 +187,8 @@ def test_a_shipped_row_is_what_its_trial_gives():
     workload = workloads.Workload("random-dense", workloads.random_dense)
     again = planned.trial(workload, Context(seed=0), part="accuracy", instance="3", sizes=[20])
     again = {(row["beta"], row["zeta"]): row["error"] for row in again if row["arm"] == "formula"}
-    large = [row for row in shipped.to_dicts() if row["error"] > 1e-6]  # smaller errors are rounding in part
+    # With smaller beta, and for smaller errors, what is seen is rounding in good part, which processors do differently.
+    large = [row for row in shipped.to_dicts() if row["error"] > 1e-6 and row["beta"] >= 1e-6]
     assert len(large) >= 4
     for row in large:
         assert again[row["beta"], row["zeta"]] == pytest.approx(row["error"], rel=0.01)

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 TIERS = ("smoke", "desk", "full")
 REPORT_FOLDER = Path("report")
 
-ON_HELP = "Your own workload: data.csv:target, model.json, hf:ID, gym:ID, package.module:object. Repeatable."
+ON_HELP = (
+    "Your own workload: data.csv:target, model.json, hf:ID, model.gguf, gym:ID, package.module:object. Repeatable."
+)
+DATA_HELP = "Your own prompts for the model of --on, where a study takes them: prompts.jsonl:prompt,answer."
+TASKS_HELP = "A task for the model of --on, where a study takes them: lm-eval:NAME. Repeatable."
 WITH_HELP = "Your own method as one more arm: package.module:object. Repeatable."
 SET_HELP = "Replace a value of the plan: budget=5000. Repeatable."
 CLAIM_HELP = "Only this claim (3 or 3a) and what it needs. Repeatable."
@@ -43,6 +47,8 @@ def run_methods(
         ),
     ],
     on: Annotated[list[str] | None, typer.Option(metavar="SPEC", help=ON_HELP)] = None,
+    data: Annotated[str, typer.Option(metavar="FILE:COLUMNS", help=DATA_HELP)] = "",
+    tasks: Annotated[list[str] | None, typer.Option(metavar="NAME", help=TASKS_HELP)] = None,
     with_: Annotated[list[str] | None, typer.Option("--with", metavar="OBJECT", help=WITH_HELP)] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="ARM", help="Leave out this arm. Repeatable.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
@@ -71,6 +77,8 @@ def run_methods(
         raise BadUsage(f"--tier must be smoke, desk or full, got {tier!r}")
     options: dict[str, Any] = {
         "on": list(on) if on else None,
+        "data": data,
+        "tasks": tasks or [],
         "tier": tier,
         "with_": with_ or [],
         "without": without or [],
@@ -170,7 +178,15 @@ def command_of(method: str, options: dict[str, Any]) -> str:
     words = ["cameraready", "run", method]
     if options["tier"] != "desk":
         words += ["--tier", options["tier"]]
-    for flag, name in (("--on", "on"), ("--with", "with_"), ("--without", "without"), ("--claim", "claims")):
+    if options["data"]:
+        words += ["--data", options["data"]]
+    for flag, name in (
+        ("--on", "on"),
+        ("--tasks", "tasks"),
+        ("--with", "with_"),
+        ("--without", "without"),
+        ("--claim", "claims"),
+    ):
         for value in options[name] or ():
             words += [flag, value]
     for name, value in options["set"].items():

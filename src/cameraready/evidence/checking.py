@@ -53,6 +53,8 @@ def check(
     ledger: str | Path | None = None,
     retry: bool = False,
     dry_run: bool = False,
+    data: str = "",
+    tasks: Sequence[str] = (),
     command: str = "",
     quiet: bool = False,
 ) -> Result | Plan:
@@ -93,6 +95,11 @@ def check(
         Run failed trials again.
     dry_run : bool
         Return a `Plan` instead of running.
+    data : str
+        Your own prompts or texts for the model named by `on`, where the study takes them:
+        ``"prompts.jsonl:prompt,answer"``.
+    tasks : sequence of str
+        Tasks for the model named by `on`, where the study takes them: ``["lm-eval:arc_easy"]``.
     command : str
         The reproduction command to write into the report; made up from the arguments if empty.
     quiet : bool
@@ -121,7 +128,8 @@ def check(
     study = subject.study
     say = _say_nothing if quiet else _say
     arms = own_arms(with_)
-    loads = workloads_of(study, tier, on)
+    tasks = [tasks] if isinstance(tasks, str) else list(tasks)
+    loads = workloads_of(study, tier, on, data, tasks)
     selection = Selection(
         subject=subject,
         tier=tier,
@@ -136,7 +144,7 @@ def check(
     settled = _settled(study, selection, loads)
     if settled and len(settled) == len(loads) and not dry_run:
         return _settled_result(
-            subject, tier, settled, loads, command or call_of(method, on, tier, selection, seeds, minutes)
+            subject, tier, settled, loads, command or call_of(method, on, tier, selection, seeds, minutes, data, tasks)
         )
     loads = [load for load in loads if load.name not in settled] or loads
     planned_arms = selection.arms_planned(loads)
@@ -159,7 +167,7 @@ def check(
     where.update(
         {f"peer {p.name}": p.requirement for arm in planned_arms - selection.without for p in study.peers_of(arm)}
     )
-    command = command or call_of(method, on, tier, selection, seeds, minutes)
+    command = command or call_of(method, on, tier, selection, seeds, minutes, data, tasks)
     job = Job(
         study=subject.reference,
         specs={load.name: load.spec for load in loads},
@@ -316,10 +324,21 @@ def _component_opener(study: Study, load: Load) -> Callable[[], Any] | None:
     return lambda: build(study.open(load.spec))
 
 
-def call_of(method: str, on: Any, tier: str, selection: Selection, seeds: Any, minutes: float | None) -> str:
+def call_of(
+    method: str,
+    on: Any,
+    tier: str,
+    selection: Selection,
+    seeds: Any,
+    minutes: float | None,
+    data: str = "",
+    tasks: Sequence[str] = (),
+) -> str:
     """The command that does the same, or the Python call where objects were given."""
     items = [] if on is None else on if isinstance(on, list) else [on]
     options: list[tuple[str, Any]] = [("--on", item) for item in items]
+    options += [("--data", data)] if data else []
+    options += [("--tasks", name) for name in tasks]
     options += [] if tier == "desk" else [("--tier", tier)]
     options += [("--with", name) for name in selection.own]
     options += [("--without", name) for name in sorted(selection.without)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
+
+import psutil
 
 from cameraready.evidence import specs
 from cameraready.evidence.execution import key
@@ -39,7 +43,30 @@ class Load:
         return {"name": self.name, "kind": self.spec.kind, "own": self.own, "digest": self.digest}
 
 
-def workloads_of(study: Study, tier: Tier, on: Any) -> list[Load]:
+def workloads_of(study: Study, tier: Tier, on: Any, data: str = "", tasks: Sequence[str] = ()) -> list[Load]:
+    for what, given in (("data", data), ("tasks", tasks)):
+        if given and what not in study.takes:
+            raise UsageError(f"this study takes no {what} of the user's beside a workload (--on)")
+        if given and on is None:
+            raise UsageError(f"{what} go with a workload: name one with --on, a shipped one or yours")
+    loads = _loads_of(study, tier, on)
+    return [_with_own(load, data, tasks) for load in loads] if data or tasks else loads
+
+
+def _with_own(load: Load, data: str, tasks: Sequence[str]) -> Load:
+    """A workload together with the user's data and tasks; a shipped one is then no longer the one that verdicts name."""
+    spec = specs.with_own(load.spec, data=data, tasks=tasks)
+    shown = [Path(spec.options["data"]).name] if data else []
+    name = load.name if load.own else "+".join([load.name, *shown, *(["tasks"] if tasks else [])])
+    if spec.kind == "value":
+        parts = [load.digest, *sorted(spec.options.items())]
+        if data:
+            parts.append(specs.spec.file_digest(spec.options["data"]))
+        return Load(name, spec, True, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
+    return Load(name, spec, True, spec.content_digest())
+
+
+def _loads_of(study: Study, tier: Tier, on: Any) -> list[Load]:
     if on is None:
         return [_load_of(name, study, tier) for name in study.workloads[tier]]
     loads = []
@@ -288,8 +315,6 @@ def relevant(study: Study, claim: Claim, workload: str, conditions: Sequence[Map
 
 def value_digest(value: Any) -> str:
     """Digest of a Python object's content; for what cannot be serialised, a token that no other run shares."""
-    import hashlib
-
     import cloudpickle
 
     try:
@@ -325,7 +350,7 @@ class Plan:
             f"{self.trials} trials, {self.finished} of them already in the ledger; {missing} to run: {lasts}",
             "blocks: " + ", ".join(f"{name} {count}" for name, count in self.blocks.items()),
             "downloads: " + (", ".join(self.downloads) if self.downloads else "none"),
-            f"memory: at most {self.memory_gib:g} GiB",
+            f"memory: at most {self.memory_gib:.3g} GiB",
             *self.notes,
         ]
         return "\n".join(lines)
@@ -337,18 +362,30 @@ def _duration(hours: float) -> str:
 
 def dry_plan(selection: Selection, loads: Sequence[Load], store: Ledger, jobs: int | None) -> Plan:
     """What a run would do, from the ledger's experience with the method."""
-    subject, trials = selection.subject, selection.trials(loads)
+    subject, study, trials = selection.subject, selection.subject.study, selection.trials(loads)
     finished = store.finished([t.key for t in trials])
     missing = [t for t in trials if t.key not in finished]
     workers = jobs or usable_cores()
+    costs = {}
+    if study.cost is not None:
+        for load in (load for load in loads if load.own and load.spec.kind != "value"):
+            wanted = [t.condition for t in missing if t.workload == load.name]
+            try:
+                costs[load.name] = study.cost(load.spec, wanted, selection.device, selection.dtype)
+            except ValueError as error:
+                raise UsageError(f"what {load.name} would cost cannot be told: {error}") from error
+    unknown = [t for t in missing if t.workload not in costs]
     hours: float | None = 0.0
-    if missing:
+    if unknown:
         seconds = store.mean_seconds(subject.card.slug)
-        shared = sum(not t.alone for t in missing)
-        work = shared / workers + len(missing) - shared
+        shared = sum(not t.alone for t in unknown)
+        work = shared / workers + len(unknown) - shared
         hours = None if seconds is None else work * seconds / 3600
+    for cost in costs.values():
+        hours = None if hours is None or cost.hours is None else hours + cost.hours
     downloads = sorted(
-        {
+        {text for cost in costs.values() for text in cost.downloads}
+        | {
             f"{peer.requirement} and what it needs, into an environment of its own"
             for arm in selection.arms_planned(loads)
             for peer in subject.study.peers_of(arm)
@@ -356,4 +393,10 @@ def dry_plan(selection: Selection, loads: Sequence[Load], store: Ledger, jobs: i
         }
     )
     blocks = {load.name: len({(t.seed, t.block) for t in trials if t.workload == load.name}) for load in loads}
-    return Plan(len(trials), len(finished), blocks, hours, downloads, subject.study.memory * workers)
+    memory = max([cost.memory_gib for cost in costs.values()] + [study.memory * workers] * (len(costs) < len(loads)))
+    notes = list(dict.fromkeys(note for cost in costs.values() for note in cost.notes))
+    free = psutil.virtual_memory().available / 2**30
+    largest = max((cost.memory_gib for cost in costs.values()), default=0.0)
+    if selection.device == "cpu" and largest > free:
+        notes.insert(0, f"that does not fit: {free:.3g} GiB of this machine's memory are free")
+    return Plan(len(trials), len(finished), blocks, hours, downloads, memory, notes)

@@ -63,14 +63,14 @@ def rivals(study: Study, frame: pl.DataFrame) -> list[Rival]:
         rows = with_engine_columns(frame.filter(pl.col("workload").cast(pl.String) == workload))
         rows = rows.filter(done()) if plan.where is None else rows.filter(done() & plan.where)
         rows = rows.filter(pl.col(plan.measure.column).is_not_null())
-        level = _level(rows, study, plan.by)
+        level = _level(rows, study, plan.by, plan.measure.method)
         where = plan.where
         if level is not None:
             at = pl.col(plan.by) == level
             rows = rows.filter(at)
             where = at if where is None else where & at
         for arm in arms_in(rows, study.arms):
-            if arm == study.method or arm in plan.measure.exclude:
+            if arm in (study.method, plan.measure.method) or arm in plan.measure.exclude:
                 continue
             if plan.measure.peers is not None and arm not in plan.measure.peers:
                 continue
@@ -88,11 +88,11 @@ def _pair(best: VersusBest, arm: str) -> Measure:
     return ratio(best.column, best.method, arm, floor=best.floor, repeats=best.repeats)
 
 
-def _level(rows: pl.DataFrame, study: Study, by: str) -> Any:
+def _level(rows: pl.DataFrame, study: Study, by: str, method: str) -> Any:
     """The largest level with enough blocks, or with the most where none has."""
     if not by or by not in rows.columns:
         return None
-    mine = rows.filter(pl.col(study.arms).cast(pl.String) == study.method)
+    mine = rows.filter(pl.col(study.arms).cast(pl.String) == method)
     blocks = mine.group_by(by).agg(_blocks=pl.col(study.block).n_unique()).drop_nulls().sort(by)
     if blocks.is_empty():
         return None

@@ -33,6 +33,7 @@ ACCEPTED = {
     "model.json:data=rows.csv,target=COLUMN",
     "object": "an object of yours (package.module:object)",
     "hf": "a Hugging Face model (hf:Qwen/Qwen3-0.6B)",
+    "checkpoint": "a language model on this machine (a folder with config.json and .safetensors, or model.gguf)",
     "gym": "a Gymnasium environment (gym:Hopper-v5)",
     "value": "from Python, the objects themselves (check(..., on=objects))",
 }
@@ -139,7 +140,10 @@ class Untested:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to draw from the rows: median of `y` over blocks against `x`, one line an arm, one panel a workload."""
+    """A figure to draw from the rows: median of `y` over blocks against `x`, one line an arm, one panel a workload.
+
+    Among `workloads`, ``"own"`` stands for every workload of the user's; None means every workload.
+    """
 
     title: str
     x: str
@@ -189,6 +193,28 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What the trials on a workload would take, told without opening it.
+
+    Parameters
+    ----------
+    hours : float or None
+        On one worker; None where that cannot be told.
+    memory_gib : float
+        The most that one worker holds, GiB.
+    downloads : sequence of str
+        What would be fetched, with sizes.
+    notes : sequence of str
+        What was assumed, one sentence each.
+    """
+
+    hours: float | None
+    memory_gib: float
+    downloads: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Study:
     """A method put to the test. Read `docs/` for a worked example; `study.py` of a method reads top to bottom.
 
@@ -218,12 +244,20 @@ class Study:
     alone : bool or callable
         True, or a predicate of the condition, for trials that measure time or memory: each runs in a fresh
         process with nothing else running.
+    takes : sequence of str
+        What of the user's own `open` reads beside a model: ``"data"`` (``--data prompts.jsonl:prompt,answer``, in
+        ``spec.options["data"]`` and ``["data_columns"]``) and ``"tasks"`` (``--tasks lm-eval:NAME``, in
+        ``spec.options["tasks"]``).
+    cost : callable, optional
+        ``cost(spec, conditions, device, dtype) -> Cost`` of the trials with these conditions, for ``--dry-run`` on a
+        workload that is the user's; it must not open the workload.
     libraries : mapping of arm to names
         The distributions (or peers, by name) whose versions an arm depends on; ``"*"`` means every arm.
     peers : sequence of Peer
         Competitors in environments of their own.
     accepts : sequence of str
-        Kinds of spec that `open` takes beside shipped names: ``"table"``, ``"model"``, ``"object"``, ``"hf"``, ``"gym"``, ``"value"``.
+        Kinds of spec that `open` takes beside shipped names: ``"table"``, ``"model"``, ``"object"``, ``"hf"``,
+        ``"checkpoint"``, ``"gym"``, ``"value"``.
     own_arm : str
         What a user's own method (``--with``) must be; a sentence.
     settled : callable, optional
@@ -256,6 +290,8 @@ class Study:
     peers: Sequence[Peer] = ()
     accepts: Sequence[str] = ()
     own_arm: str = ""
+    takes: Sequence[str] = ()
+    cost: Callable[[Spec, Sequence[Condition], str, str], Cost] | None = None
     settled: Callable[[Any, Sequence[Condition]], str] | None = None
     component: Callable[[Any], Any] | None = None
     covers: str = ""

@@ -90,6 +90,21 @@ def test_curves_are_medians_and_quartiles_over_blocks():
     assert panel.blocks == 15
 
 
+def test_a_figure_about_own_workloads_shows_the_users_and_no_other():
+    study = a_study()
+    shipped = next(name for names in study.workloads.values() for name in names)
+    rows = a_frame((shipped, "mine.gguf"))
+    styles = curves.arm_styles(study, ["oddshap"])
+
+    def panels(*names):
+        figure = Figure("t", "budget", "mse", workloads=list(names))
+        return [panel.workload for panel in curves.figure_panels(figure, study, rows, styles, 1)]
+
+    assert panels("own") == ["mine.gguf"]
+    assert panels(shipped) == [shipped]
+    assert panels(shipped, "own") == [shipped, "mine.gguf"]
+
+
 def test_several_rows_of_a_block_count_once():
     rows = a_frame(("w",))
     twice = pl.concat([rows, rows.filter(pl.col("instance") == 0)], how="vertical")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def figure_panels(
             )
     table = rows if figure.where is None else rows.filter(figure.where)
     if figure.workloads is not None:
-        table = table.filter(pl.col("workload").is_in(list(figure.workloads)))
+        wanted = set(figure.workloads)
+        if "own" in wanted:
+            wanted |= set(table["workload"]) - set(itertools.chain.from_iterable(study.workloads.values()))
+        table = table.filter(pl.col("workload").is_in(sorted(wanted)))
     table = table.filter(
         pl.col(figure.y).is_not_null() & pl.col(figure.x).is_not_null() & pl.col(study.arms).is_not_null()
     )

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ from cameraready.evidence.specs.spec import Spec, SpecError
 from cameraready.evidence.specs.tables import TABLE_SUFFIXES, read_columns, read_table
 from cameraready.evidence.study import ACCEPTED
 
-__all__ = ["Spec", "SpecError", "load_object", "open_model", "parse", "read_columns", "read_table", "value_spec"]
+__all__ = [
+    "Spec",
+    "SpecError",
+    "load_object",
+    "open_model",
+    "parse",
+    "read_columns",
+    "read_table",
+    "value_spec",
+    "with_own",
+]
 
 PICKLES = (".pkl", ".pickle", ".joblib", ".dill", ".pt", ".pth", ".ckpt", ".bin")
 OTHER_TABLES = (
@@ -38,6 +49,7 @@ OTHER_TABLES = (
     ".zip",
     ".gz",
 )
+CHECKPOINT_FILE = ".gguf"
 SHOWN = 120  # characters of the user's text in a message
 
 _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -53,8 +65,8 @@ def parse(text: str, *, shipped: Sequence[str], accepts: Sequence[str]) -> Spec:
     ----------
     text : str
         A shipped name; ``"data.csv:target"``; ``"data.parquet:outcome=spend,treatment=emailed"``; ``"model.json"``,
-        ``"model.json:data=rows.csv,target=y"``; ``"hf:Qwen/Qwen3-0.6B"``, ``"hf:NAME@REVISION"``; ``"gym:Hopper-v5"``;
-        ``"package.module:object"``. Paths may hold colons, targets may hold commas and colons; a target that itself
+        ``"model.json:data=rows.csv,target=y"``; ``"hf:Qwen/Qwen3-0.6B"``, ``"hf:NAME@REVISION"``; ``"folder/"`` or
+        ``"model.gguf"`` of a language model; ``"gym:Hopper-v5"``; ``"package.module:object"``. Paths may hold colons, targets may hold commas and colons; a target that itself
         looks like an option is written ``target=a=b``.
     shipped : sequence of str
         Names of the study's own workloads.
@@ -178,7 +190,7 @@ def _split_path(text: str) -> tuple[str, str]:
         if _is_file(text[:end]) or (end == len(text) and _exists(text)):
             return text[:end], text[end + 1 :]
     for end in reversed(ends):
-        if _suffix(text[:end]) in (*TABLE_SUFFIXES, *MODEL_SUFFIXES, *PICKLES, *OTHER_TABLES):
+        if _suffix(text[:end]) in (*TABLE_SUFFIXES, *MODEL_SUFFIXES, CHECKPOINT_FILE, *PICKLES, *OTHER_TABLES):
             return text[:end], text[end + 1 :]
     return "", ""
 
@@ -193,8 +205,16 @@ def _file_spec(text: str, path: str, rest: str) -> Spec:
         )
     if not _exists(path):
         raise SpecError(f"there is no file {shown(path)}{_near_files(path)}")
+    if suffix == CHECKPOINT_FILE or _holds_a_model(path):
+        if rest:
+            raise SpecError(f"nothing is named behind a language model, got {shown(rest)}")
+        return Spec(text, "checkpoint", Path(path).name, _absolute(path))
+    if Path(path).expanduser().is_dir():
+        raise SpecError(
+            f"{shown(path)} is a folder without config.json, so no language model; other workloads are files"
+        )
     if not _is_file(path):
-        raise SpecError(f"{shown(path)} is a folder or a device, not a file")
+        raise SpecError(f"{shown(path)} is a device or the like, not a file")
     if suffix not in (*TABLE_SUFFIXES, *MODEL_SUFFIXES):
         hint = "; save it as .csv or .parquet" if suffix in OTHER_TABLES else ""
         raise SpecError(f"{shown(path)} is of a kind ({suffix or 'no suffix'}) that is not read{hint}")
@@ -231,6 +251,40 @@ def _options(rest: str) -> dict[str, str]:
             raise SpecError(f"the option {key}= is given twice")
         options[key] = value
     return options
+
+
+def with_own(spec: Spec, *, data: str = "", tasks: Sequence[str] = ()) -> Spec:
+    """`spec` with the user's own data (``--data FILE:COLUMN,COLUMN``) and tasks (``--tasks``) among its options.
+
+    Raises
+    ------
+    SpecError
+        There is no such file, it is no table, or no task is named.
+    """
+    options = dict(spec.options)
+    if data:
+        path, columns = _split_path(data)
+        if not path or not _exists(path):
+            raise SpecError(
+                f"there is no file {shown(path or data)}{_near_files(path or data)}; data are given as "
+                "FILE:COLUMN,COLUMN, such as prompts.jsonl:prompt,answer"
+            )
+        if _suffix(path) not in TABLE_SUFFIXES:
+            raise SpecError(f"{shown(path)} is no table; data are read from {', '.join(TABLE_SUFFIXES)}")
+        names = [name.strip() for name in columns.split(",")] if columns else []
+        if not all(names):
+            raise SpecError(f"{shown(columns)} leaves a column without a name")
+        options |= {"data": _absolute(path)} | ({"data_columns": ",".join(names)} if names else {})
+    wanted = [name.strip() for text in tasks for name in text.split(",")]
+    if not all(wanted):
+        raise SpecError(f"{shown(','.join(tasks))} leaves a task without a name")
+    if wanted:
+        options["tasks"] = ",".join(wanted)
+    return replace(spec, options=options)
+
+
+def _holds_a_model(path: str) -> bool:
+    return _exists(path) and (Path(path).expanduser() / "config.json").is_file()
 
 
 def _suffix(path: str) -> str:

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["shipped", "table", "model", "object", "hf", "gym", "value"]
+Kind = Literal["shipped", "table", "model", "object", "hf", "checkpoint", "gym", "value"]
+
+
+#: In a language model's folder: settings, vocabularies, chat templates, weights.
+CHECKPOINT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".safetensors")
 
 
 class SpecError(ValueError):
@@ -26,16 +30,17 @@ class Spec:
     text : str
         As the user typed it.
     kind : str
-        ``"shipped"``, ``"table"``, ``"model"``, ``"object"``, ``"hf"``, ``"gym"``, or ``"value"`` for a Python object
-        given to `cameraready.check`.
+        ``"shipped"``, ``"table"``, ``"model"``, ``"object"``, ``"hf"``, ``"checkpoint"``, ``"gym"``, or ``"value"`` for a
+        Python object given to `cameraready.check`.
     name : str
         Shipped name, file name, ``"Qwen/Qwen3-0.6B"``, ``"Hopper-v5"`` or ``"package.module:object"``.
     path : str
-        Absolute path of the file of a table or model, else empty.
+        Absolute path of the file of a table or model, or of a checkpoint's file or folder, else empty.
     target : str
         The column to predict, where one was named.
     options : mapping of str to str
-        What else was named, such as ``{"outcome": "spend", "treatment": "emailed"}``; ``data`` is an absolute path.
+        What else was named, such as ``{"outcome": "spend", "treatment": "emailed"}``; ``data`` is an absolute path,
+        ``data_columns`` names columns of it, ``tasks`` names tasks, both separated by commas.
     value : object
         The Python object of kind ``"value"``; not part of comparisons.
     """
@@ -79,10 +84,12 @@ class Spec:
         if self.kind == "value":
             raise SpecError("a Python object has no content digest; the engine makes its own from the pickled object")
         parts: dict[str, Any] = {"kind": self.kind, "target": self.target, "options": dict(self.options)}
-        if self.path:
+        if "data" in self.options:
+            parts["options"] = {**self.options, "data": file_digest(self.options["data"])}
+        if self.kind == "checkpoint" and Path(self.path).is_dir():
+            parts["files"] = {path.name: file_digest(str(path)) for path in checkpoint_files(self.path)}
+        elif self.path:
             parts["file"] = file_digest(self.path)
-            if "data" in self.options:
-                parts["options"] = {**self.options, "data": file_digest(self.options["data"])}
         elif self.kind == "object":
             from cameraready.evidence.execution.key import code_digest
             from cameraready.evidence.specs import importable_here
@@ -96,6 +103,15 @@ class Spec:
         else:
             parts["name"] = self.name
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def checkpoint_files(folder: str) -> list[Path]:
+    """The files of a language model's folder that say what it computes: settings, tokenizer and weights."""
+    try:
+        found = sorted(path for path in Path(folder).iterdir() if path.suffix in CHECKPOINT_SUFFIXES and path.is_file())
+    except OSError as error:
+        raise SpecError(f"{folder} cannot be read: {error.strerror or error}") from error
+    return found
 
 
 def file_digest(path: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cameraready.evidence.execution.worker import Job
 from cameraready.evidence.specs import Spec
-from cameraready.evidence.specs.spec import file_digest
+from cameraready.evidence.specs.spec import checkpoint_files, file_digest
 
 CHUNK = 8 * 2**20  # bytes of a piece: all pass through the scheduler, whose memory is not ours
 JOB = "job.pickle"
@@ -61,20 +61,25 @@ def placed(job: Job, folder: Path) -> Job:
 
 
 def _relative(spec: Spec, files: dict[str, Item]) -> Spec:
-    if not isinstance(spec, Spec) or not spec.path:
+    if not isinstance(spec, Spec) or not (spec.path or "data" in spec.options):
         return spec
 
     def send(path: str) -> str:
+        if Path(path).is_dir():
+            folder = f"files/{spec.content_digest()[:16]}/{Path(path).name}"
+            for file in checkpoint_files(path):
+                files[f"{folder}/{file.name}"] = Item(f"{folder}/{file.name}", file)
+            return folder
         name = f"files/{file_digest(path)[:16]}/{Path(path).name}"
         files[name] = Item(name, Path(path))
         return name
 
     options = {n: send(value) if n == "data" else value for n, value in spec.options.items()}
-    return replace(spec, path=send(spec.path), options=options)
+    return replace(spec, path=send(spec.path) if spec.path else "", options=options)
 
 
 def _absolute(spec: Spec, folder: Path) -> Spec:
-    if not isinstance(spec, Spec) or not spec.path:
+    if not isinstance(spec, Spec) or not (spec.path or "data" in spec.options):
         return spec
     options = {n: str(folder / value) if n == "data" else value for n, value in spec.options.items()}
-    return replace(spec, path=str(folder / spec.path), options=options)
+    return replace(spec, path=str(folder / spec.path) if spec.path else "", options=options)
