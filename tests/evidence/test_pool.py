@@ -64,12 +64,12 @@ def go(ledger: Ledger) -> Iterator[Go]:
         found = ledger.outcomes(trial.key for trial in trials)
         return [found[trial.key] for trial in trials if trial.key in found], summary
 
-    before = set(psutil.Process().children(recursive=True))  # a browser of other tests, for one
+    before = set(psutil.Process().children(recursive=True))  # a browser of other tests, for one, and whatever it starts meanwhile
     yield run
     left = [
         child
         for child in psutil.Process().children(recursive=True)
-        if child not in before and "resource_tracker" not in " ".join(child.cmdline())
+        if "resource_tracker" not in " ".join(child.cmdline()) and before.isdisjoint([child, *child.parents()])
     ]
     assert left == []
 
