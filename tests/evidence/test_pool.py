@@ -64,7 +64,8 @@ def go(ledger: Ledger) -> Iterator[Go]:
         found = ledger.outcomes(trial.key for trial in trials)
         return [found[trial.key] for trial in trials if trial.key in found], summary
 
-    before = set(psutil.Process().children(recursive=True))  # a browser of other tests, for one, and whatever it starts meanwhile
+    # A browser of other tests, for one, and whatever it starts meanwhile.
+    before = set(psutil.Process().children(recursive=True))
     yield run
     left = [
         child
