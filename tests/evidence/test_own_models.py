@@ -89,6 +89,21 @@ class TestDataAndTasks:
     def test_objects_take_them_too(self, prompts):
         assert set(smoke(on=("model", "tokenizer"), data="prompts.jsonl").rows["prompts"]) == {2}
 
+    def test_beside_objects_their_content_counts_and_not_their_place(self, prompts):
+        from cameraready.evidence.planning import workloads_of
+        from tests.evidence.studies.own_model import STUDY
+
+        def digest(data):
+            (load,) = workloads_of(STUDY, "smoke", ("model", "tokenizer"), data)
+            return load.digest
+
+        first = digest("prompts.jsonl:prompt")
+        moved = prompts.rename(prompts.with_name("same.jsonl"))
+        assert digest("same.jsonl:prompt") == first
+        assert digest("same.jsonl:answer") != first
+        moved.write_text("{}\n")
+        assert digest("same.jsonl:prompt") != first
+
     def test_their_content_counts(self, prompts):
         plain = understood("hf:a/b")
         first = with_own(plain, data="prompts.jsonl:prompt").content_digest()

@@ -59,8 +59,8 @@ def _with_own(load: Load, data: str, tasks: Sequence[str]) -> Load:
     shown = [Path(spec.options["data"]).name] if data else []
     name = load.name if load.own else "+".join([load.name, *shown, *(["tasks"] if tasks else [])])
     if spec.kind == "value":
-        parts = [load.digest, *sorted(spec.options.items())]
-        if data:
+        parts = [load.digest, *sorted(item for item in spec.options.items() if item[0] != "data")]
+        if data:  # by its bytes, not by its place
             parts.append(specs.spec.file_digest(spec.options["data"]))
         return Load(name, spec, True, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
     return Load(name, spec, True, spec.content_digest())
