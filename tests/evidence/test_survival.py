@@ -25,6 +25,7 @@ from tests.evidence.driving import make_job, make_trials
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 
 KILLS = 50
+MORE_THAN_THE_WAITS = 5_000  # trials of two milliseconds, for one worker: the waits before the kills add up to 7.5 s
 MORE_THAN_ENOUGH = 150_000  # trials of two milliseconds, for two workers: no machine ends them before the last kill
 
 
@@ -127,7 +128,7 @@ def values(log: Path) -> Counter[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nursery", [(1_500, 1)], indirect=True)
+@pytest.mark.parametrize("nursery", [(MORE_THAN_THE_WAITS, 1)], indirect=True)
 def test_killing_the_driver_at_any_moment_loses_nothing(nursery: Nursery, tmp_path: Path) -> None:
     dice = random.Random(1)
     told: set[str] = set()
@@ -137,13 +138,14 @@ def test_killing_the_driver_at_any_moment_loses_nothing(nursery: Nursery, tmp_pa
         if kill % 2:  # while trials are running; the others while the run is getting under way
             said.append(nursery.line())
         time.sleep(dice.uniform(0, 0.1 if kill % 2 else 0.5))
+        assert is_alive(driver), "the run ended before the last kill, so this test shows nothing"
         family = driver.children(recursive=True)
         driver.kill()
         said += nursery.rest()
         told |= {line.split()[0] for line in said if line.endswith(" done")}
         assert_gone(family)
 
-    trials = make_trials(tmp_path / "log", 1_500)
+    trials = make_trials(tmp_path / "log", MORE_THAN_THE_WAITS)
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
         ledger.check()
         kept = ledger.finished(trial.key for trial in trials)
@@ -153,11 +155,11 @@ def test_killing_the_driver_at_any_moment_loses_nothing(nursery: Nursery, tmp_pa
         summary = run_trials(trials, make_job(), ledger, 1, jobs=2)
         assert (summary.skipped, summary.done) == (len(kept), len(trials) - len(kept))
         found = ledger.finished(trial.key for trial in trials)
-        assert [found[trial.key].rows for trial in trials] == [[{"value": number}] for number in range(1_500)]
+        assert [found[trial.key].rows for trial in trials] == [[{"value": number}] for number in range(MORE_THAN_THE_WAITS)]
     ran = values(tmp_path / "log")
-    assert set(ran) == set(range(1_500))
+    assert set(ran) == set(range(MORE_THAN_THE_WAITS))
     # A trial runs twice only where the kill fell between its end and the commit: at most one a kill.
-    assert sum(ran.values()) - 1_500 <= KILLS
+    assert sum(ran.values()) - MORE_THAN_THE_WAITS <= KILLS
 
 
 @pytest.mark.slow
