@@ -1,0 +1,70 @@
+"""The worlds that arms are trained on: the shipped pools of prompts, and a user's own enumerable task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cameraready.posttraining._testbed import EnumerableTask, GRUs, exact, many_answers
+from cameraready.posttraining.paced.experiment.measures import TARGET
+from cameraready.posttraining.paced.experiment.training import Settings, World
+
+POOL, SMALL = "many-answers", "many-answers-small"
+NAMES = (POOL, SMALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A world with the number of runs in a trial, their settings, and the held-out accuracy that is to be reached."""
+
+    world: World
+    settings: Settings
+    runs: int = 12
+    target: float | None = TARGET
+
+    @property
+    def numbers(self) -> list[int]:
+        return list(range(self.runs))
+
+    def prepared(self) -> dict[str, np.ndarray]:
+        """The policies before training."""
+        return {name: value.numpy() for name, value in self.world.policy(self.numbers).state().items()}
+
+    def policy(self, prepared: Any) -> GRUs:
+        """Policies of what `prepared` gave."""
+        task = self.world.task
+        made = GRUs(self.numbers, task.vocabulary, task.features.shape[1], width=self.world.width, layers=1)
+        return made.load({name: torch.as_tensor(np.array(value)) for name, value in prepared.items()})
+
+    def aim(self, policy: GRUs) -> float:
+        """Held-out accuracy to be reached: half of what is missing, where no other is set."""
+        if self.target is not None:
+            return self.target
+        prompts = self.world.held_out
+        with torch.no_grad():
+            now = exact.accuracy(policy.all_log_probs(self.world.task, prompts), self.world.task.correct[prompts]).mean()
+        return (1 + float(now)) / 2
+
+
+def place_of(workload: Any) -> Place:
+    """The place that a shipped name or a user's task stands for."""
+    if workload == POOL:
+        return Place(World(many_answers(400), 300), Settings())
+    if workload == SMALL:
+        return Place(World(many_answers(50), 40, width=16, warm_steps=60), Settings(budget=640, prompts=8, every=320), runs=2, target=0.2)
+    task: EnumerableTask = workload
+    if task.prompts < 4:
+        raise ValueError(f"selection needs a pool of at least 4 prompts, and the task has {task.prompts}")
+    pool = task.prompts - task.prompts // 4 if task.prompts >= 20 else task.prompts
+    prompts = max(min(8, pool // 2) // 2 * 2, 2)
+    # A task without features tells prompts apart by their number alone: so do the policy and the estimate then.
+    if not task.features.shape[1]:
+        told = EnumerableTask(
+            task.name, task.tokens, task.lengths, task.correct, torch.eye(task.prompts), task.kinds,
+            reward=task.reward, start=task.start, vocabulary=task.vocabulary,
+        )  # fmt: skip
+        task, pool = told, task.prompts
+    return Place(World(task, pool), Settings(prompts=prompts), target=None)

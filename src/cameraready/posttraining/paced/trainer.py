@@ -1,0 +1,436 @@
+"""TRL's GRPO trainer with paced selection of prompts and the trajectory-balance loss, through its public hooks alone."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from cameraready.posttraining._logprobs import completion_logprobs
+from cameraready.posttraining._trl import import_trl
+from cameraready.posttraining.paced.balance import tb_loss
+from cameraready.posttraining.paced.embedding import prompt_embeddings
+from cameraready.posttraining.paced.head import PartitionHead
+from cameraready.posttraining.paced.replay import ErrorReplay
+from cameraready.posttraining.paced.sampler import PacedSampler
+from cameraready.posttraining.paced.settings import PacedSettings
+
+_GRPOTrainer: Any = import_trl().GRPOTrainer
+
+#: Column that tells a reward function which prompt it is about.
+INDEX = "paced_index"
+#: File beside a checkpoint's own.
+STATE = "paced.pt"
+
+
+class PacedGRPOTrainer(_GRPOTrainer):
+    """`trl.GRPOTrainer` that picks prompts of medium difficulty by a learned log-partition, and trains by trajectory balance.
+
+    Parameters
+    ----------
+    model, reward_funcs, *args, **kwargs
+        As of `trl.GRPOTrainer`. `reward_funcs` are functions (also asynchronous ones); `train_dataset` a dataset that can be indexed, every
+        prompt once.
+    settings : PacedSettings, optional
+    embeddings : Tensor, shape (len(train_dataset), F), optional
+        By default the model's own mean hidden states of each prompt, one pass over the pool before training.
+
+    Attributes
+    ----------
+    head : PartitionHead
+        ``head.accuracy()`` is the present estimate for every prompt of the dataset.
+    pacer : PacedSampler
+    replay : ErrorReplay or None
+
+    Raises
+    ------
+    ValueError
+        A reward model in place of a function, a streamed dataset, prompts that stand in it twice, or a pool smaller than two batches.
+
+    Notes
+    -----
+    Kim et al., 2026, arXiv:2602.12642. The estimate is fitted to a batch's rewards before the first loss on it is computed, when policy and
+    sampler are the same. accelerate fetches one batch ahead: with ``num_iterations=1`` the prompts of a batch are chosen before the rewards
+    of the batch before are known, one update behind; with more iterations none (logged as ``paced/staleness``). The estimate of a batch is
+    made on every process from all processes' rewards, so that all choose the same prompts.
+
+    The loss takes the log-probabilities of vLLM where TRL has them, else those of the policy before the first step. Logged beside TRL's:
+    ``paced/estimate`` over the pool, ``paced/error`` of the estimate on each batch before it is learned, ``paced/all_right`` and
+    ``paced/all_wrong`` groups, ``paced/beta_kl`` (what Proposition 4.1 subtracts), ``paced/left_out`` sequences without a score or token,
+    ``paced/replayed`` and ``paced/replay_age``. The state is saved with each checkpoint; ``train(resume_from_checkpoint=...)`` goes on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        *args: Any,
+        settings: PacedSettings | None = None,
+        embeddings: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.settings = settings or PacedSettings()
+        self._heard = _Heard()
+        functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        listening = [self._heard.listening(function, place) for place, function in enumerate(functions)]
+        args, kwargs = _with_indices(args, kwargs)
+        super().__init__(model, listening, *args, **kwargs)
+        self._prompt_ids = self._tokenised()
+        self._index_of = _positions(self._prompt_ids)
+        if embeddings is None:
+            embeddings = prompt_embeddings(self.accelerator.unwrap_model(self.model), self._prompt_ids)
+        if len(embeddings) != len(self._prompt_ids):
+            raise ValueError(f"{len(self._prompt_ids)} prompts need as many embeddings, got {len(embeddings)}")
+        chosen = self.settings
+        generator = torch.Generator().manual_seed(self.args.seed)
+        self.head = PartitionHead(
+            embeddings, hidden=chosen.hidden, beta=chosen.tb_beta, start=chosen.target, generator=generator
+        ).to(self.accelerator.device)
+        self._head_optimizer = torch.optim.AdamW(self.head.parameters(), lr=chosen.head_learning_rate, weight_decay=0.0)
+        prompts_a_batch = self.args.generation_batch_size // self.num_generations
+        self.pacer = PacedSampler(
+            self.head,
+            prompts_a_batch,
+            target=chosen.target,
+            explore=chosen.explore,
+            candidates=chosen.candidates,
+            group=self.num_generations,
+            repeat=self.num_iterations * self.args.steps_per_generation,
+            seed=self.args.seed,
+        ) if chosen.selection == "paced" else None  # fmt: skip
+        self.replay = ErrorReplay(
+            chosen.replay_capacity, add=chosen.replay_add, max_age=chosen.replay_max_age, seed=self.args.seed
+        ) if chosen.replay else None  # fmt: skip
+        self._scored: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._before: dict[int, float] = {}  # estimates before they were fitted to the present batch
+        self._fresh: list[tuple[int, Tensor, Tensor, float]] | None = []  # rollouts that the buffer has not been offered yet
+        self._numbers: dict[str, list[float]] = defaultdict(list)
+        self.add_callback(_Saving(self))
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    def _tokenised(self) -> list[list[int]]:
+        prompts = list(self.train_dataset["prompt"])
+        if isinstance(prompts[0], str):
+            return [list(ids) for ids in self.processing_class(text=prompts)["input_ids"]]
+        options: dict[str, Any] = {"chat_template": self.chat_template, **(self.chat_template_kwargs or {})}
+        encoded = [
+            self.processing_class.apply_chat_template(
+                prompt, tools=getattr(self, "tools", None) or None, add_generation_prompt=True, return_dict=True, **options
+            )["input_ids"]
+            for prompt in prompts
+        ]
+        return [list(ids[0]) if ids and isinstance(ids[0], list) else list(ids) for ids in encoded]
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Prompts in the order of `pacer`, in TRL's pattern; TRL's own loader with ``selection="uniform"``."""
+        if self.pacer is None:
+            return super().get_train_dataloader()
+        workers = self.args.dataloader_num_workers
+        loader: DataLoader = DataLoader(
+            self.train_dataset,
+            batch_size=self.args.train_batch_size * self.args.steps_per_generation,
+            sampler=self.pacer,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
+            drop_last=self.args.dataloader_drop_last,
+        )
+        return self.accelerator.prepare(loader)
+
+    # --- rewards ------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        """Fit the estimate to rewards that have come in since the last call."""
+        told = self._heard.take(self.reward_weights)
+        if told is None:
+            return
+        self._scored = {}
+        for key, values in told.items():
+            finite = [value for value in values if value == value]
+            # A verifier of chance may judge equal texts differently: their mean is what the policy can learn from.
+            self._scored[key] = sum(finite) / len(finite) if finite else float("nan")
+        everywhere = _gathered([(key[0], value) for key, values in told.items() for value in values])
+        groups: dict[int, list[float]] = defaultdict(list)
+        for index, reward in everywhere:
+            groups[index].append(reward)
+        size = max(map(len, groups.values()))
+        rewards = torch.tensor([row + [float("nan")] * (size - len(row)) for row in groups.values()])
+        ids = torch.tensor(list(groups))
+        device = self.accelerator.device
+        before = self.head.accuracy(ids.to(device), clip=False).cpu()
+        self._before = dict(zip(groups, before.tolist(), strict=True))
+        means = rewards.nanmean(1)
+        known = ~torch.isnan(means)
+        if self.pacer is not None:
+            self._numbers["staleness"].append(float(self.pacer.staleness))
+        if bool(known.any()):
+            self.head.update(self._head_optimizer, ids.to(device), rewards.to(device), steps=self.settings.head_steps)
+            right = (rewards >= 1) | torch.isnan(rewards)
+            wrong = (rewards <= 0) | torch.isnan(rewards)
+            self._numbers["error"].append(float((means - before)[known].abs().mean()))
+            self._numbers["all_right"].append(float(right.all(1)[known].float().mean()))
+            self._numbers["all_wrong"].append(float(wrong.all(1)[known].float().mean()))
+        self._numbers["estimate"].append(float(self.head.accuracy(clip=False).mean()))
+        self._fresh = []
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Trajectory balance of a micro-batch and its share of replayed rollouts; TRL's loss in evaluation and with ``loss="trl"``."""
+        if self.model.training:
+            self._take_in()
+        if self.settings.loss == "trl" or not self.model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if return_outputs:
+            raise ValueError("a GRPO trainer does not return outputs")
+        index, rewards = self._identified(inputs)
+        mask = inputs["completion_mask"]
+        mask = (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logps, entropies = completion_logprobs(model, ids, attention, mask.shape[1], temperature=self.temperature, entropy=True)
+        old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+        old = logps.detach() if old is None else old  # TRL leaves them out where they are those of now
+        squared, info = self._balance(logps, old, rewards, index, mask)
+        total, rows = squared.sum(), len(squared)
+        self._note(info, logps.detach() - old, mask, entropies)
+        if self.replay is not None:
+            self._offer(index, inputs["completion_ids"], inputs["completion_mask"].bool(), old, rewards)
+            again, n = self._replayed(model)
+            total, rows = total + again, rows + n
+        # Micro-batches have equally many rows, so that their means add up to the mean of the whole.
+        return total / rows / self.current_gradient_accumulation_steps
+
+    def _balance(self, logps: Tensor, old: Tensor, rewards: Tensor, index: Tensor, mask: Tensor) -> tuple[Tensor, Any]:
+        with torch.no_grad():
+            log_z = self.head.log_z(index)
+        return tb_loss(
+            logps, old.to(logps.dtype), rewards, log_z, self.settings.tb_beta, mask,
+            length_normalize=self.settings.length_normalize, nonfinite="exclude", reduction="none",
+        )  # fmt: skip
+
+    def _identified(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Position in the dataset and reward of each row: TRL shuffles rows and passes on advantages alone."""
+        indices, rewards = [], []
+        for prompt, there, text, written in zip(
+            inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], inputs["completion_mask"], strict=True
+        ):
+            index = self._index_of.get(tuple(prompt[there.bool()].tolist()))
+            if index is None:
+                raise ValueError(
+                    "a prompt of this batch is none of the dataset's as the tokenizer reads them: something changes prompts on their way (an"
+                    " environment, a rollout function, images); use loss='trl' there"
+                )
+            indices.append(index)
+            key = (index, tuple(text[written.bool()].tolist()))
+            # A row whose mask TRL emptied (mask_truncated_completions) has no key, and no token to be trained on.
+            if key not in self._scored and bool(written.any()):
+                raise ValueError("a completion of this batch was not seen by the reward functions; use loss='trl' with this rollout function")
+            rewards.append(self._scored.get(key, float("nan")))
+        device = inputs["prompt_ids"].device
+        return torch.tensor(indices, device=device), torch.tensor(rewards, device=device)
+
+    def _note(self, info: Any, log_ratio: Tensor, mask: Tensor, entropies: Tensor | None) -> None:
+        used = info.used
+        if bool(used.any()):
+            # -log_ratio estimates KL(old || new) on texts of the old policy.
+            drift = torch.where(mask, -log_ratio, torch.zeros_like(log_ratio)).sum(1)[used].mean()
+            self._numbers["beta_kl"].append(self.settings.tb_beta * float(drift))
+        self._numbers["left_out"].append(1 - float(used.float().mean()))
+        if entropies is not None and bool(mask.any()):
+            self._numbers["entropy"].append(float(entropies.detach()[mask].mean()))
+
+    # --- replay -------------------------------------------------------------------------------------------------------
+
+    def _offer(self, index: Tensor, tokens: Tensor, written: Tensor, old: Tensor, rewards: Tensor) -> None:
+        """Collect the rollouts of a batch on its first pass, and offer them to the buffer when it is complete."""
+        assert self.replay is not None
+        if self._fresh is None:
+            return
+        for row in range(len(index)):
+            self._fresh.append((int(index[row]), tokens[row][written[row]].cpu(), old[row][written[row]].detach().cpu(), float(rewards[row])))
+        if len(self._fresh) < self.args.per_device_train_batch_size * self.args.steps_per_generation:
+            return
+        groups: dict[int, list[tuple[int, Tensor, Tensor, float]]] = defaultdict(list)
+        for each in self._fresh:
+            groups[each[0]].append(each)
+        size = max(map(len, groups.values()))
+        nan = float("nan")
+        self.replay.add(
+            torch.tensor(list(groups)),
+            [[tokens for _, tokens, _, _ in group] for group in groups.values()],
+            [[logps for _, _, logps, _ in group] for group in groups.values()],
+            torch.tensor([[each[3] for each in group] + [nan] * (size - len(group)) for group in groups.values()]),
+            torch.tensor([self._before[index] for index in groups]),
+            step=int(self.head.updates),
+        )
+        self._fresh = None  # until the next batch
+
+    def _replayed(self, model: Any) -> tuple[Tensor | float, int]:
+        """Summed squares of rollouts from the buffer, older than the batch at hand, and how many they are."""
+        assert self.replay is not None
+        batch = self.replay.sample(self.settings.replay)
+        self._numbers["replayed"].append(float(len(batch)))
+        if not len(batch):
+            return 0.0, 0
+        device = self.accelerator.device
+        prompts = [torch.tensor(self._prompt_ids[int(index)]) for index in batch.prompt_ids]
+        width = max(map(len, prompts))
+        left = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in prompts])
+        there = torch.stack([torch.arange(width) >= width - len(row) for row in prompts])
+        ids, mask = torch.cat([left, batch.tokens], 1).to(device), batch.mask.to(device)
+        attention = torch.cat([there, batch.mask], 1).long().to(device)
+        logps, _ = completion_logprobs(model, ids, attention, mask.shape[1], temperature=self.temperature)
+        squared, _ = self._balance(logps, batch.old_logps.to(device), batch.rewards.to(device), batch.prompt_ids.to(device), mask)
+        self._numbers["replay_age"].append(float((int(self.head.updates) - batch.steps).float().mean()))
+        return squared.sum(), len(batch)
+
+    # --- log and state ------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """TRL's log, with the means of what was noted since the last one."""
+        if self.model.training:
+            for name, values in self._numbers.items():
+                logs = {**logs, ("entropy" if name == "entropy" else f"paced/{name}"): sum(values) / len(values)}
+            self._numbers.clear()
+        super().log(logs, *args, **kwargs)
+
+    def paced_state(self) -> dict[str, Any]:
+        """Head, its optimizer, sampler and buffer: tensors, numbers and lists alone."""
+        state = {"head": self.head.state_dict(), "optimizer": self._head_optimizer.state_dict()}
+        if self.pacer is not None:
+            state["pacer"] = self.pacer.state_dict()
+        if self.replay is not None:
+            state["replay"] = self.replay.state_dict()
+        return state
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As of `transformers.Trainer`; from a checkpoint it takes up estimate, sampler and buffer too."""
+        folder = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        if folder:
+            self._take_up(os.path.join(folder, STATE))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _take_up(self, path: str) -> None:
+        if not os.path.exists(path):
+            warnings.warn(f"{path} is missing: the estimate of difficulty starts afresh", stacklevel=3)
+            return
+        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        self.head.load_state_dict(state["head"])
+        self._head_optimizer.load_state_dict(state["optimizer"])
+        if self.pacer is not None and "pacer" in state:
+            # The trainer walks over the epoch's batches again unless the epoch was complete, or it was told not to.
+            walks = not state["epoch_complete"] and not self.args.ignore_data_skip
+            self.pacer.load_state_dict(state["pacer"], from_start=walks)
+        if self.replay is not None and "replay" in state:
+            self.replay.load_state_dict(state["replay"])
+
+
+class _Saving(TrainerCallback):
+    """Writes the trainer's own state beside each checkpoint."""
+
+    def __init__(self, trainer: PacedGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not args.should_save:
+            return
+        folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        complete = abs(state.epoch - round(state.epoch)) < 1e-9
+        torch.save({**self.trainer.paced_state(), "epoch_complete": complete}, os.path.join(folder, STATE))
+
+
+class _Heard:
+    """What the reward functions said of the batch of completions at hand, by function."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[list[int], list[tuple[int, ...]], list[float]]] = {}
+        self._functions = 0
+
+    def listening(self, function: Any, place: int) -> Callable[..., Any]:
+        """The reward function, unchanged but for being listened to."""
+        if not callable(function) or isinstance(function, torch.nn.Module):
+            raise ValueError(f"reward functions must be functions; a reward model goes into one that calls it; got {type(function).__name__}")
+        self._functions = max(self._functions, place + 1)
+        name = getattr(function, "__name__", type(function).__name__)
+        if inspect.iscoroutinefunction(function):
+
+            async def asked(**kwargs: Any) -> Any:
+                index = kwargs.pop(INDEX, None)
+                return self._note(place, index, kwargs, await function(**kwargs))
+        else:
+
+            def asked(**kwargs: Any) -> Any:
+                index = kwargs.pop(INDEX, None)
+                return self._note(place, index, kwargs, function(**kwargs))
+
+        if hasattr(function, "__name__"):
+            return wraps(function)(asked)
+        asked.__name__ = name
+        return asked
+
+    def _note(self, place: int, index: Sequence[int] | None, kwargs: Any, rewards: Any) -> Any:
+        if index is None:  # a data set for evaluation
+            return rewards
+        if place in self._said:
+            self._said = {}
+        values = [float("nan") if value is None else float(value) for value in rewards]
+        self._said[place] = (list(index), [tuple(map(int, ids)) for ids in kwargs["completion_ids"]], values)
+        return rewards
+
+    def take(self, weights: Tensor) -> dict[tuple[int, tuple[int, ...]], list[float]] | None:
+        """Rewards of each (prompt, completion), weighted and summed as TRL does; None where nothing new was said."""
+        if len(self._said) < self._functions:
+            return None
+        index, completions, _ = self._said[0]
+        table = torch.tensor([self._said[place][2] for place in range(self._functions)])
+        totals = (table * weights.cpu()[:, None]).nansum(0)
+        totals[torch.isnan(table).all(0)] = float("nan")
+        found: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
+        for place, key in enumerate(zip(index, completions, strict=True)):
+            found[key].append(float(totals[place]))
+        self._said = {}
+        return found
+
+
+def _with_indices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a GRPO trainer with the column `INDEX` in its training data."""
+    data = kwargs.get("train_dataset", args[1] if len(args) > 1 else None)
+    if data is None or not hasattr(data, "add_column") or not hasattr(data, "__len__"):
+        raise ValueError("PacedGRPOTrainer needs a train_dataset that can be indexed (datasets.Dataset): it looks at every prompt of the pool")
+    if "prompt" not in data.column_names:
+        raise ValueError(f"the train_dataset has no column 'prompt'; it has {', '.join(data.column_names)}")
+    if INDEX in data.column_names:
+        data = data.remove_columns(INDEX)
+    data = data.add_column(INDEX, list(range(len(data))))
+    if "train_dataset" in kwargs:
+        return args, {**kwargs, "train_dataset": data}
+    return (args[0], data, *args[2:]), kwargs
+
+
+def _positions(prompt_ids: Sequence[Sequence[int]]) -> dict[tuple[int, ...], int]:
+    found: dict[tuple[int, ...], int] = {}
+    for place, ids in enumerate(prompt_ids):
+        first = found.setdefault(tuple(ids), place)
+        if first != place:
+            raise ValueError(f"prompts {first} and {place} of the dataset are the same; each prompt may stand there once")
+    return found
+
+
+def _gathered(values: list[Any]) -> list[Any]:
+    from accelerate.utils import gather_object
+
+    return gather_object(values)

@@ -1,0 +1,52 @@
+"""What an objective has seen: labels, the share that its threshold kept, batches in which none survived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class LossStats:
+    """What an objective has seen since it was made or `reset`, for the log of a run.
+
+    Counts are held where the loss was computed and read when asked for, so that training does not wait for them.
+    """
+
+    _counts: Tensor | None = field(default=None, repr=False)
+    _mass: Tensor | None = field(default=None, repr=False)
+
+    def add(self, logps: Tensor, mask: Tensor, keep: Tensor) -> None:
+        """Count a batch: its log-probabilities, which of them are labels, and which of those the threshold kept."""
+        tokens, kept = mask.sum(), keep.sum()
+        one = torch.ones_like(tokens)
+        counts = torch.stack([one, tokens, kept, (tokens == 0).long(), ((tokens > 0) & (kept == 0)).long()])
+        mass = torch.where(mask, logps, -torch.inf).exp().sum().double()
+        if self._counts is not None and self._mass is not None:
+            counts = counts + self._counts.to(counts.device)
+            mass = mass + self._mass.to(mass.device)
+        self._counts, self._mass = counts, mass
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._counts = self._mass = None
+
+    def summary(self) -> dict[str, float]:
+        """``batches``, ``tokens``, ``kept_fraction``, ``mean_probability``, ``empty_batches`` (no label at all) and
+        ``batches_without_survivors`` (labels, but none that the threshold kept); fractions are NaN before the first token."""
+        if self._counts is None or self._mass is None:
+            batches = tokens = kept = empty = starved = 0
+            mass = 0.0
+        else:
+            batches, tokens, kept, empty, starved = (int(count) for count in self._counts.tolist())
+            mass = float(self._mass)
+        return {
+            "batches": batches,
+            "tokens": tokens,
+            "kept_fraction": kept / tokens if tokens else float("nan"),
+            "mean_probability": mass / tokens if tokens else float("nan"),
+            "empty_batches": empty,
+            "batches_without_survivors": starved,
+        }
