@@ -34,5 +34,7 @@ OFF = paced(selection="uniform", loss="trl")
 CASES = [
     TrainerCase("trajectory balance", paced(), OFF, state=remembered),
     TrainerCase("trajectory balance with replay", paced(replay=2), OFF, state=remembered),
-    TrainerCase("paced selection, TRL's loss", paced(loss="trl"), OFF, settings={"loss_type": "dr_grpo"}, state=remembered),
+    TrainerCase(
+        "paced selection, TRL's loss", paced(loss="trl"), OFF, settings={"loss_type": "dr_grpo"}, state=remembered
+    ),
 ]

@@ -298,7 +298,17 @@ def test_groups_of_one_are_warned_about():
     assert found[0, 1] == 1.0  # baseline 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        attempt_advantages(np.array([[0.0, 1.0]]), weights=[0.5, 1.0])
+        attempt_advantages(np.array([[0.0, 1.0]]), weights=[0.5, 1.0], baseline=[0.5, 0.5])
+    with pytest.warns(UserWarning, match="single trajectory"):
+        attempt_advantages(np.array([[0.0, 1.0]]), method="trajectory")
+
+
+def test_groups_may_be_named_by_anything():
+    rewards = np.array([[1.0], [0.0], [1.0], [0.0]])
+    names = np.array(["a", 1, "a", 1], dtype=object)
+    np.testing.assert_array_equal(
+        attempt_advantages(rewards, group_ids=names), attempt_advantages(rewards, group_ids=[0, 1, 0, 1])
+    )
 
 
 def test_no_trajectories_give_no_advantages():
@@ -366,6 +376,6 @@ def test_rates_come_back_from_their_state():
     np.testing.assert_array_equal(rates.rates(["a", "b", "c"]), other.rates(["a", "b", "c"]))
     with pytest.raises(ValueError, match="is for 3 attempts"):
         RunningRates(2).load_state_dict(rates.state_dict())
-    for bad in ({"attempts": 0}, {"attempts": 2, "decay": 1.0}, {"attempts": 2, "prior": 0.0}):
+    for bad in ({"attempts": 0}, {"attempts": 2.5}, {"attempts": 2, "decay": 1.0}, {"attempts": 2, "prior": 0.0}):
         with pytest.raises(ValueError, match="must be"):
             RunningRates(**bad)

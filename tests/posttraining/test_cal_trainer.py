@@ -196,6 +196,22 @@ def test_a_chat_is_tried_again_as_a_turn_of_the_user(tmp_path):
     assert outcome(attempt_rewards=output["attempt_rewards"]) == [0.0] * 4
 
 
+def test_prompts_of_a_chat_are_written_as_trl_writes_them(tmp_path):
+    """The config's ``chat_template_kwargs`` reach the template, and the tokens are those of TRL's own rollouts."""
+    tokenizer = tiny_tokenizer(bos=False)
+    template = tokenizer.chat_template
+    tokenizer.chat_template = "{{ 'quiet ' if quiet else 'loud ' }}" + template
+    rows = [{"prompt": [{"role": "user", "content": f"say {c}"}], "answer": c} for c in "abcdefgh"]
+    args = config("grpo", tmp_path, 1, **{**PLAIN, "loss_type": "dr_grpo", "chat_template_kwargs": {"quiet": True}})
+    trainer = MultiAttemptGRPOTrainer(
+        tiny_model("llama"), right, args, Dataset.from_list(rows), processing_class=tokenizer, attempts=2
+    )
+    output = trainer.rollout_func([rows[0]["prompt"]], trainer)
+    expected = tokenizer.apply_chat_template(rows[0]["prompt"], add_generation_prompt=True, quiet=True)["input_ids"]
+    assert tokenizer.decode(output["prompt_ids"][0]).startswith("quiet ")
+    assert output["prompt_ids"][0] == expected
+
+
 # --- rows by content ----------------------------------------------------------------------------------------------------
 
 
@@ -254,8 +270,8 @@ def test_equal_dialogues_of_a_group_have_equal_advantages_and_others_the_mean():
         ({"off_policy_mask_threshold": 0.1}, {}, "drops whole sequences"),
         ({}, {"lam": 1.5}, "lam must be from 0"),
         ({}, {"method": "best"}, "method must be one of"),
-        ({}, {"attempts": 0}, "attempts must be at least 1"),
-        ({}, {"max_attempt_length": 0}, "max_attempt_length must be at least 1"),
+        ({}, {"attempts": 0}, "attempts must be a whole number and at least 1"),
+        ({}, {"max_attempt_length": 0}, "max_attempt_length must be a whole number and at least 1"),
     ],
 )
 def test_configs_that_would_undo_the_calibration_are_refused(tmp_path, settings, options, words):
@@ -275,6 +291,16 @@ def test_verdicts_and_data_that_leave_doubt_are_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="pass one verifier"):
         one([right, right])
+
+    async def later(completions, **_):
+        return [1.0]
+
+    with pytest.raises(ValueError, match="pass one verifier"):
+        one(later)
+    with pytest.raises(ValueError, match="tools lets TRL write"):
+        one(right, tools=[len])
+    with pytest.raises(ValueError, match="streamed data set"):
+        one(right, train_dataset=dataset().to_iterable_dataset())
     with pytest.raises(ValueError, match="the verifier gave 0"):
         one(lambda completions, **_: [0.7]).train()
     twice = Dataset.from_list([{"prompt": "p", "answer": "a"}, {"prompt": "p", "answer": "b"}])
@@ -286,6 +312,7 @@ def test_verdicts_and_data_that_leave_doubt_are_refused(tmp_path):
         ).train()
     for settings, words in (
         ({"top_p": 0.9}, "leave top_p"),
+        ({"repetition_penalty": 1.5}, "leave repetition_penalty"),
         ({"generation_kwargs": {"top_k": 5}}, "leave generation_kwargs"),
     ):
         other = config("grpo", tmp_path, 1, **{**PLAIN, **settings})

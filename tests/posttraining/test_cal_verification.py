@@ -68,6 +68,13 @@ def test_all_solved_is_no_certainty():
     assert rate.high == pytest.approx(1 - 0.025 ** (1 / 10))
 
 
+def test_equal_rates_are_no_certainty_either():
+    (_, rate) = verification_at_k(np.array([[0, 1], [0, 0]] * 2), group_ids=[0, 0, 1, 1])
+    assert (rate.value, rate.standard_error) == (0.5, 0.0)
+    assert rate.low < 0.05
+    assert rate.high > 0.95
+
+
 def test_it_is_not_pass_at_k():
     """Independent samples of the first attempt would give another number where the context matters."""
     rewards = np.array([[0, 1]] * 6 + [[0, 0]] * 2)
@@ -79,6 +86,8 @@ def test_bad_requests_are_sentences():
     rewards = np.array([[1, NAN], [0, 1]])
     with pytest.raises(ValueError, match="ks must be from 1 to 2"):
         verification_at_k(rewards, ks=[3], group_ids=[0, 1])
+    with pytest.raises(ValueError, match="ks must be from 1 to 2"):
+        verification_at_k(rewards, ks=np.array([1, 3]), group_ids=[0, 1])
     with pytest.raises(ValueError, match="no trajectories"):
         verification_at_k(np.zeros((0, 2)), group_ids=[])
     with pytest.raises(ValueError, match="interval must be"):

@@ -43,7 +43,9 @@ def test_the_intercept_is_not_the_log_partition_of_the_tilted_policy():
     old = torch.tensor([0.3, 0.7], dtype=torch.float64).log()
     reward = torch.tensor([1.0, 0.0], dtype=torch.float64)
     assert BETA * log_z_intercept(old, old, reward, BETA, probabilities=old.exp()) == pytest.approx(0.3, abs=1e-12)
-    assert BETA * torch.logsumexp(old + reward / BETA, 0) == pytest.approx(0.05 * math.log(0.7 + 0.3 * math.exp(20)), abs=1e-12)
+    assert BETA * torch.logsumexp(old + reward / BETA, 0) == pytest.approx(
+        0.05 * math.log(0.7 + 0.3 * math.exp(20)), abs=1e-12
+    )
 
 
 def test_a_sampled_intercept_is_unbiased(enumerated):
@@ -82,7 +84,14 @@ def test_the_tilted_policy_and_its_partition_make_the_loss_vanish_and_are_found(
     assert info.deltas.abs().max() < 1e-12
     # Newton-like minimisation from the old policy, over all texts, ends there: the fixed point is the tilted policy.
     logits, free = old.clone().requires_grad_(), torch.zeros(6, 1, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logits, free], lr=1.0, max_iter=400, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [logits, free],
+        lr=1.0,
+        max_iter=400,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -131,7 +140,11 @@ def test_dtype_is_kept(dtype):
 
 def test_sequences_that_cannot_be_balanced_are_refused_or_left_out():
     logp = torch.tensor([-1.0, -math.inf, -2.0, -3.0], requires_grad=True)
-    old, reward, log_z = torch.full((4,), -1.0), torch.tensor([1.0, 1.0, math.nan, 0.0]), torch.zeros(4, requires_grad=True)
+    old, reward, log_z = (
+        torch.full((4,), -1.0),
+        torch.tensor([1.0, 1.0, math.nan, 0.0]),
+        torch.zeros(4, requires_grad=True),
+    )
     with pytest.raises(ValueError, match="1 of 4 rewards are NaN"):
         tb_loss(logp, old, reward, log_z, BETA)
     with pytest.raises(ValueError, match="log-probability under the policy in training"):
@@ -143,7 +156,8 @@ def test_sequences_that_cannot_be_balanced_are_refused_or_left_out():
     alone, _ = tb_loss(logp.detach()[[0, 3]], old[[0, 3]], reward[[0, 3]], torch.zeros(2), BETA)
     torch.testing.assert_close(loss.detach(), alone)
     assert info.used.tolist() == [True, False, False, True]
-    assert torch.isfinite(logp.grad).all() and logp.grad[1] == logp.grad[2] == log_z.grad[1] == 0
+    assert torch.isfinite(logp.grad).all()
+    assert logp.grad[1] == logp.grad[2] == log_z.grad[1] == 0
 
 
 @pytest.mark.parametrize("case", ["empty batch", "no tokens", "all left out"])
@@ -167,7 +181,10 @@ def test_the_residual_of_log_z_is_not_clipped():
 
 
 def test_weights_multiply_and_carry_no_gradient():
-    logp, weights = drawn(4).requires_grad_(), torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64, requires_grad=True)
+    logp, weights = (
+        drawn(4).requires_grad_(),
+        torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64, requires_grad=True),
+    )
     zero = torch.zeros(4).double()
     each, _ = tb_loss(logp, zero, zero, zero, BETA, reduction="none")
     loss, _ = tb_loss(logp, zero, zero, zero, BETA, weights=weights)
@@ -201,3 +218,24 @@ def test_options_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             tb_loss(two, two, two, two, 0.1, **options)
+
+
+def test_half_precision_is_summed_in_float32():
+    logp, old = (
+        torch.full((1, 1000), -1.5, dtype=torch.bfloat16),
+        torch.full((1, 1000), -1.5078125, dtype=torch.bfloat16),
+    )
+    loss, _ = tb_loss(logp, old, torch.ones(1), torch.zeros(1), BETA)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx((7.8125 - 20) ** 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["raise", "exclude"])
+def test_a_diverged_head_is_never_left_out_in_silence(mode):
+    two = torch.zeros(2)
+    with pytest.raises(ValueError, match="log_z of 1 of 2 sequences is not finite"):
+        tb_loss(two, two, two, torch.tensor([0.0, math.nan]), BETA, nonfinite=mode)
+    with pytest.raises(ValueError, match="weights of 2 of 2"):
+        tb_loss(two, two, two, two, BETA, weights=two + math.nan, nonfinite=mode)
+    with pytest.raises(ValueError, match="beta must be a positive"):
+        log_z_intercept(two, two, two, math.nan)

@@ -117,7 +117,7 @@ def test_constant_and_half_precision_embeddings_are_taken():
 
 def test_misuse_is_explained(pool):
     head = PartitionHead(pool[0])
-    with pytest.raises(ValueError, match="0..79"):
+    with pytest.raises(ValueError, match=r"0\.\.79"):
         head.accuracy(torch.tensor([80]))
     with pytest.raises(TypeError, match="positions in the pool"):
         head.accuracy(torch.tensor([0.5]))
@@ -188,3 +188,29 @@ def test_global_randomness_is_neither_used_nor_moved(pool):
     torch.manual_seed(1)
     again = PartitionHead(pool[0], hidden=4)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_shapes_that_would_broadcast_are_refused_and_unscored_weights_do_not_count(pool):
+    head, ids, rewards = (
+        PartitionHead(pool[0], hidden=4),
+        torch.tensor([0, 1]),
+        torch.tensor([[1.0, math.nan], [0.0, 1.0]]),
+    )
+    for name in ("weights", "log_ratio"):
+        with pytest.raises(ValueError, match=f"{name} must have the rewards' shape"):
+            head.loss(ids, rewards, **{name: torch.ones(2)})
+    weights = torch.ones(2, 2)
+    weights[0, 1] = math.nan
+    torch.testing.assert_close(head.loss(ids, rewards, weights=weights), head.loss(ids, rewards))
+    with pytest.raises(ValueError, match=r"0\.\.2"):
+        RunningAccuracy(3).update(torch.tensor([-1]), torch.ones(1, 2))
+
+
+def test_an_update_without_a_score_changes_nothing(pool):
+    head = trained(PartitionHead(pool[0], hidden=4), pool[1], steps=2)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1)
+    head.update(optimizer, torch.tensor([0]), torch.ones(1, 2))
+    before = head.accuracy(clip=False)
+    head.update(optimizer, torch.tensor([0]), torch.full((1, 2), math.nan))
+    assert torch.equal(head.accuracy(clip=False), before)
+    assert int(head.updates) == 3

@@ -83,7 +83,9 @@ def test_rollouts_of_different_lengths_are_padded_and_masked():
     logps = [[torch.tensor([-0.1, -0.2, -0.3]), torch.tensor([-0.5])]]
     replay.add(torch.tensor([0]), tokens, logps, torch.ones(1, 2), torch.zeros(1), step=0)
     found = replay.contents()
-    rows = {tuple(t[m].tolist()): p[m].tolist() for t, m, p in zip(found.tokens, found.mask, found.old_logps, strict=True)}
+    rows = {
+        tuple(t[m].tolist()): p[m].tolist() for t, m, p in zip(found.tokens, found.mask, found.old_logps, strict=True)
+    }
     assert rows == {(7, 8, 9): pytest.approx([-0.1, -0.2, -0.3]), (4,): pytest.approx([-0.5])}
     assert found.tokens[~found.mask].abs().sum() == 0
 
@@ -155,6 +157,48 @@ def test_misuse_is_explained():
     with pytest.raises(ValueError, match="as many groups"):
         replay.add(torch.tensor([0]), [], [], torch.ones(1, 1), torch.zeros(1), step=0)
     with pytest.raises(ValueError, match="not finite; it can't be replayed"):
-        replay.add(torch.tensor([0]), torch.zeros(1, 1, 2).long(), torch.full((1, 1, 2), -math.inf), torch.ones(1, 1), torch.zeros(1), step=0)
+        replay.add(
+            torch.tensor([0]),
+            torch.zeros(1, 1, 2).long(),
+            torch.full((1, 1, 2), -math.inf),
+            torch.ones(1, 1),
+            torch.zeros(1),
+            step=0,
+        )
     with pytest.raises(ValueError, match="one log-probability for each token"):
-        replay.add(torch.tensor([0]), torch.zeros(1, 1, 2).long(), torch.zeros(1, 1, 3), torch.ones(1, 1), torch.zeros(1), step=0)
+        replay.add(
+            torch.tensor([0]),
+            torch.zeros(1, 1, 2).long(),
+            torch.zeros(1, 1, 3),
+            torch.ones(1, 1),
+            torch.zeros(1),
+            step=0,
+        )
+
+
+def test_a_step_under_way_can_be_held_back():
+    replay = ErrorReplay(keep="all")
+    offer(replay, {1: [1.0, 0.0]}, [0.5], step=3)
+    offer(replay, {2: [1.0, 0.0]}, [0.5], step=4)
+    assert set(replay.sample(4, before=4).prompt_ids.tolist()) == {1}
+    assert len(replay.sample(4, before=3)) == 0
+    assert len(replay.sample(4)) == 4
+
+
+def test_an_offer_that_is_refused_leaves_everything_as_it_was():
+    replay = ErrorReplay(max_age=0)
+    offer(replay, {1: [1.0]}, [0.0], step=0)
+    good, bad = torch.zeros(1, 2), torch.tensor([[-1.0, -math.inf]])
+    tokens, logps = torch.zeros(2, 1, 2).long(), torch.stack([good, bad])
+    with pytest.raises(ValueError, match="not finite"):
+        replay.add(torch.tensor([0, 1]), tokens, logps, torch.ones(2, 1), torch.tensor([0.0, 0.5]), step=5)
+    assert replay.contents().prompt_ids.tolist() == [1]
+    with pytest.raises(ValueError, match="estimate is not finite"):
+        offer(replay, {1: [1.0]}, [math.nan])
+    with pytest.raises(ValueError, match="reward at place 2"):
+        replay.add(
+            torch.tensor([0]), [[torch.tensor([1])]], [[torch.zeros(1)]], torch.ones(1, 3), torch.zeros(1), step=0
+        )
+    with pytest.raises(ValueError, match="no finite log-probability"):
+        importance_weights(torch.zeros(1, 2), torch.tensor([[0.0, -math.inf]]))
+    assert importance_weights(torch.tensor([[-math.inf]]), torch.zeros(1, 1)).item() == 0.0

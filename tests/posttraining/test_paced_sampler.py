@@ -108,9 +108,10 @@ def test_a_selection_is_made_when_it_is_asked_for_and_staleness_counts_updates_m
     next(loader)
     known.values = known.values.roll(10)  # prompt 30 is at 0.5 now
     known.updates += 1
-    assert sampler.staleness == 1
+    assert sampler.staleness() == 1
     assert sorted(next(loader).tolist()) == [28, 29, 30, 31, 32]
-    assert sampler.staleness == 0
+    assert sampler.staleness() == 0
+    assert sampler.staleness(sampler.state_dict()["history"][0].flip(0)) == 1
 
 
 @pytest.mark.parametrize("stop", [0, 1, 6, 7, 11, 12, 25])

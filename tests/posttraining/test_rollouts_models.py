@@ -30,7 +30,7 @@ def test_gemma_samples_what_it_scores():
     problems = _tasks.own(
         [("The capital of France is", "Paris"), ("1, 2, 3, 4, 5, 6, 7,", "8"), ("Once upon a time", "there")]
     )
-    groups = sample_groups(lm.model, lm.tokenizer, problems, n=4, max_new_tokens=8, temperature=0.7, seed=1)
+    groups = sample_groups(lm.model, lm.tokenizer, problems, n=4, max_new_tokens=12, temperature=0.7, seed=1)
     packed = pack(groups, lm.pad_id)
     with torch.no_grad():
         found = completion_logprobs(lm.model, *packed[:3], temperature=0.7, entropy=True)
@@ -47,7 +47,9 @@ def test_gemma_samples_what_it_scores():
     assert groups[0].correct.any()  # it knows that much, so its text was read with the right positions
     assert any("8, 9" in text for text in groups[1].completions)
     assert hooks_of(lm.model) == 0
-    small = sample_groups(lm.model, lm.tokenizer, problems[:1], n=4, max_new_tokens=8, temperature=0.7, seed=1, batch=2)
+    small = sample_groups(
+        lm.model, lm.tokenizer, problems[:1], n=4, max_new_tokens=12, temperature=0.7, seed=1, batch=2
+    )
     assert small[0].completions == groups[0].completions
 
 

@@ -178,6 +178,20 @@ def test_wrong_arguments_are_told_apart(arguments, sentence):
         ProbabilityObjective(**arguments)
 
 
+def test_numbers_of_numpy_and_torch_are_numbers():
+    for one in (np.float32(1.0), np.int64(1), torch.tensor(1.0), 1):
+        assert ProbabilityObjective(alpha=one) == ProbabilityObjective(alpha=1.0)
+    assert ProbabilityObjective(threshold=np.float64(0.25)).threshold == 0.25
+
+
+def test_an_objective_can_be_read_back():
+    for objective in (
+        *MEMBERS,
+        ProbabilityObjective(alpha=1 / 3, threshold=1 / 7, side="bottom", normalize="kept", ignore_index=-1),
+    ):
+        assert eval(repr(objective)) == objective
+
+
 def test_names_of_the_authors_code():
     named = ProbabilityObjective.from_name
     assert named("original") == named("logp") == ProbabilityObjective(alpha=0.0)

@@ -214,6 +214,9 @@ def test_weights_multiply_losses_and_leave_the_denominator_alone():
     torch.testing.assert_close(objective.loss(logits, labels, weights=samples), (each * samples[:, None]).sum() / n)
     tokens = torch.rand(B, T, generator=torch.Generator().manual_seed(0)).double()
     torch.testing.assert_close(objective.loss(logits, labels, weights=tokens), (each * tokens[:, 1:]).sum() / n)
+    tokens[labels == -100] = math.nan
+    assert torch.isfinite(objective.loss(logits, labels, weights=tokens))
+    torch.testing.assert_close(objective.loss(logits, labels, weights=[1.0] * B), objective.loss(logits, labels))
     with pytest.raises(ValueError, match="weights must be one a sample"):
         objective.loss(logits, labels, weights=torch.ones(3))
 
@@ -308,6 +311,13 @@ def test_words_that_cannot_come_do_no_harm(name):
     assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("side", ["top", "bottom"])
+def test_a_broken_model_is_not_hidden_by_a_threshold(side):
+    logits, labels = batch(19)
+    objective = ProbabilityObjective("nll", threshold=0.1, side=side)
+    assert objective.loss(logits * math.nan, labels).isnan()
+
+
 def test_a_masked_label_may_be_anything():
     logits, labels = batch(17)
     labels[:, 4] = -100
@@ -323,7 +333,9 @@ def test_a_masked_label_may_be_anything():
         (lambda o, z, y: o.loss(z[:, :1], y[:, :1]), "T of at least 2"),
         (lambda o, z, y: o.loss(z, y.masked_fill(y >= 0, V)), "vocabulary"),
         (lambda o, z, y: o.loss(z, y, reduction="average"), "reduction must be"),
-        (lambda o, z, y: o.loss(z, y, num_items=-1), "cannot be negative"),
+        (lambda o, z, y: o.loss(z, y, num_items=-1), "whole number of at least 0"),
+        (lambda o, z, y: o.loss(z, y, num_items=math.nan), "whole number of at least 0"),
+        (lambda o, z, y: o.loss(z, y, num_items=0.5), "whole number of at least 0"),
         (lambda o, z, y: o({"loss": 1}, y), "returned no logits"),
         (lambda o, z, y: o({"logits": z}, None), "there are no labels"),
     ],

@@ -1,6 +1,7 @@
 """The study's own machinery: the synthetic source, vectorised training, adapters on cached states, and the plan of claims."""
 
 import json
+import math
 
 import polars as pl
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from cameraready import check
 from cameraready.evidence import Claim, Context, Untested
+from cameraready.evidence.subject import UsageError
 from cameraready.lm._workload import tiny
 from cameraready.posttraining.sft_objectives import ProbabilityObjective, prior_strength, study
 from cameraready.posttraining.sft_objectives.experiment import adapters, arms, continuum, synthetic
@@ -106,12 +108,12 @@ def test_steps_are_those_of_torchs_adamw_with_clipping():
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_perfect_model_is_judged_perfect_and_a_uniform_one_by_chance():
+def test_a_uniform_model_is_judged_by_chance():
     source = continuum.Source.drawn([0])
     flat = {name: torch.zeros_like(value) for name, value in continuum.initial([0]).items()}
     found = continuum.judge(flat, source)
     assert float(found["accuracy"]) == pytest.approx(continuum.LETTERS**-continuum.ANSWER, rel=1e-3)
-    assert float(found["kl"]) == pytest.approx(torch.tensor(float(continuum.LETTERS)).log(), rel=1e-5)
+    assert float(found["kl"]) == pytest.approx(math.log(continuum.LETTERS), rel=1e-5)
 
 
 def test_a_threshold_that_masks_divides_each_runs_loss_by_what_it_keeps():
@@ -137,7 +139,7 @@ def test_the_thresholded_tenth_is_the_priors():
 
 # --- adapters --------------------------------------------------------------------------------------------------------------
 
-ROWS = [(f"what follows {i}", f" {i + 1}") for i in range(12)]
+ROWS = [(f"what follows {i}", f" {i + 1}") for i in range(24)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -153,7 +155,7 @@ def test_cached_states_give_the_models_own_numbers(kind, monkeypatch):
         found = tuned.prior(range(8))
         tuned.train(ProbabilityObjective("nll"), list(range(8)), rate=1e-2, seed=0)
         cached = tuned.judge(range(8, 12))
-        whole = prior_strength(tuned.adapted, lm.tokenizer, ROWS[8:])
+        whole = prior_strength(tuned.adapted, lm.tokenizer, ROWS[8:12])
         kept = tuned._label_logps(range(8, 12))[0].detach()
     assert whole.mean == pytest.approx(float(kept.exp().mean()), rel=1e-4)
     assert cached["nll_held_out"] == pytest.approx(-float(kept.mean()), rel=1e-4)
@@ -164,6 +166,26 @@ def test_cached_states_give_the_models_own_numbers(kind, monkeypatch):
     assert [name for name, _ in lm.model.named_modules()] == modules
     assert not any("forward" in vars(module) for module in lm.model.modules())
     assert all(p.requires_grad for p in lm.model.parameters())
+
+
+def test_smoothed_labels_are_trained_on_too():
+    lm = tiny("llama")
+    tuned = adapters.Tuned(lm, ROWS)
+    with tuned.opened():
+        tuned.reset(0)
+        logps, means = tuned._label_logps(range(4), True)
+        tuned.reset(0)
+        ids, labels = tuned.pairs[0]
+        whole = lm.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        place = next(i for i, label in enumerate(labels) if label != -100) - 1
+        assert float(means[0, 0].detach()) == pytest.approx(float(whole[place].mean()), rel=1e-4)
+        assert float(logps[0].detach()) == pytest.approx(float(whole[place, labels[place + 1]]), rel=1e-4)
+        tuned.train(ProbabilityObjective("label_smoothing"), range(8), rate=1e-2, seed=0)
+
+
+def test_own_arms_must_be_objectives():
+    with pytest.raises(TypeError, match="mine must be a ProbabilityObjective, got int"):
+        arms.checked({"mine": 1})
 
 
 def test_only_adapters_learn_and_learning_helps():
@@ -217,10 +239,22 @@ def test_a_model_of_ones_own_with_demonstrations(tmp_path, monkeypatch):
     )
     assert [f.error for f in found.failures] == []
     rows = found.rows
-    assert set(rows["arm"]) == {"untrained", "nll", "alpha=0.5", "alpha=1", "top", "recommended"}
-    advised = rows.filter(arm="recommended")
-    assert "mean probability" in advised["setting"][0]
+    assert set(rows["arm"]) == {"untrained", "nll", "alpha=0.5", "alpha=1", "top", "recommended", "alternative"}
+    assert rows["setting"].unique().to_list() == ["nll rather than alpha=1 on your demonstrations"]
+    pick = ["run", "accuracy", "nll_held_out", "rate"]
+    assert rows.filter(arm="recommended").select(pick).equals(rows.filter(arm="nll").select(pick))
+    assert rows.filter(arm="alternative").select(pick).equals(rows.filter(arm="alpha=1").select(pick))
     assert isinstance(found.component, ProbabilityObjective)
+
+
+def test_too_few_demonstrations_are_refused(tmp_path):
+    path = tmp_path / "demos.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n")
+    lm = tiny("llama")
+    with pytest.raises(UsageError, match="takes 20 or more"):
+        check(
+            "beyond-log-likelihood", on=(lm.model, lm.tokenizer), data=f"{path}:prompt,answer", tier="smoke", quiet=True
+        )
 
 
 def test_an_arm_of_ones_own_joins(tmp_path):

@@ -31,19 +31,38 @@ def test_alpha_zero_is_trls_own_loss(hook):
     assert_same(losses_and_gradients(ProbabilityObjective("nll"), hook=hook), losses_and_gradients(None))
 
 
-@pytest.mark.parametrize("accumulation", [2, 4])
 @pytest.mark.parametrize("hook", ["trainer", "function"])
-def test_accumulated_micro_batches_are_the_whole_batch(hook, accumulation):
+def test_accumulated_micro_batches_are_the_whole_batch(hook):
     """Demonstrations of very unequal length, so that means of micro-batches would differ."""
     objective = ProbabilityObjective(alpha=0.5)
     whole = losses_and_gradients(objective, hook=hook)
-    assert_same(losses_and_gradients(objective, hook=hook, accumulation=accumulation), whole)
+    assert_same(losses_and_gradients(objective, hook=hook, accumulation=4), whole)
 
 
 def test_accumulation_is_exact_where_the_threshold_is_the_denominator():
     base = losses_and_gradients(ProbabilityObjective(alpha=1.0, threshold=1e-3, side="top", normalize="kept"))
     objective = ProbabilityObjective(alpha=1.0, threshold=1e-3, side="top", normalize="kept")
     assert_same(losses_and_gradients(objective, accumulation=4), base)
+
+
+def test_kept_labels_are_counted_under_the_dropout_of_the_losses():
+    """So that the micro-batches' losses add up to a mean of what is kept, even after an evaluation."""
+    peft = pytest.importorskip("peft")
+    objective = ProbabilityObjective("nll", threshold=2e-3, normalize="kept")
+    trainer = sft_trainer(objective, accumulation=4)
+    adapted = peft.get_peft_model(
+        tiny_model("llama", seed=3), peft.LoraConfig(r=4, lora_dropout=0.6, init_lora_weights=False)
+    )
+    trainer.model = trainer.model_wrapped = adapted
+    adapted.eval()
+    batches = [trainer.data_collator([trainer.train_dataset[i]]) for i in range(4)]
+    torch.manual_seed(0)
+    samples, items = trainer.get_batch_samples(iter(batches), 4, torch.device("cpu"))
+    for sample in samples:
+        trainer.compute_loss(adapted, sample, num_items_in_batch=items)
+    seen = objective.stats.summary()
+    assert int(trainer._num_kept) == round(seen["kept_fraction"] * seen["tokens"])
+    assert 0 < seen["kept_fraction"] < 1
 
 
 def test_the_threshold_of_that_test_drops_some_tokens():
@@ -139,6 +158,8 @@ def test_contradictions_are_refused():
         sft_trainer(ProbabilityObjective(), label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="pass chunked=False"):
         sft_trainer(ProbabilityObjective("label_smoothing"))
+    with pytest.raises(ValueError, match="ignore_index"):
+        sft_trainer(ProbabilityObjective(ignore_index=-1))
     with pytest.raises(TypeError, match="must be a ProbabilityObjective, got str"):
         sft_trainer("dft")
 

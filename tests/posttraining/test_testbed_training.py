@@ -220,6 +220,22 @@ def test_hooks_see_every_round():
     assert all(p.shape == (2, 2) for p in seen)
 
 
+def test_minibatches_show_every_group_once_an_epoch():
+    task = arms(8, good=2, prompts=6)
+    shown, rounds = [], []
+
+    def loss(logps, batch, context):
+        shown.append(batch.index)
+        rounds.append(context.batch.index)
+        assert context.minibatch == (len(shown) - 1) % 6
+        return clipped(logps, batch, context)
+
+    train(Tabular(task, 2), task, loss=loss, steps=2, prompts_per_step=6, group=5, minibatches=3, epochs=2, lr=0.1)
+    for start in range(0, 12, 3):
+        assert torch.equal(torch.cat(shown[start : start + 3], 1), rounds[start])
+    assert not torch.equal(rounds[0], rounds[6])
+
+
 def test_a_run_is_repeated_by_its_seeds():
     task = arms(8, good=2, prompts=4)
     runs = [
@@ -247,6 +263,17 @@ def test_warm_up_reaches_its_teacher():
     teacher = (weights / weights.sum(-1, keepdim=True)).log()
     assert float(exact.kl(teacher, policy.all_log_probs(task).detach()).max()) < 0.01
     assert float(exact.kl(teacher, Tabular(task, 1).all_log_probs(task).detach()).max()) > 0.1
+
+
+def test_a_seeds_warm_up_does_not_depend_on_the_seeds_beside_it():
+    task = ragged(prompts=3)
+    weights = torch.rand(3, 8, generator=torch.Generator().manual_seed(0)) + 0.1
+
+    def taught(seeds):
+        policy = GRUs(seeds, task.vocabulary, 4, width=8)
+        return warm_up(policy, task, weights, 15, lr=0.02, clip_norm=0.3, seeds=seeds).all_log_probs(task).detach()
+
+    torch.testing.assert_close(taught([3, 1, 8])[2], taught([8])[0], rtol=0, atol=1e-4)
 
 
 def test_what_is_visited_in_the_warm_up_does_not_change_what_is_taught():

@@ -227,7 +227,7 @@ def demonstration(
 ) -> list[dict[str, Any]]:
     """Five short steps on sums that a small model gets right about half of the time: how a run reads, without a verdict.
 
-    Two prompts with 8 completions of at most 16 tokens a step, two optimizer steps on each batch, adapters of rank 8.
+    Two prompts with 4 completions of at most 16 tokens a step, two optimizer steps on each batch, adapters of rank 8.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def demonstration(
         trainer=trainer,
         steps=steps,
         prompts=2,
-        group=8,
+        group=4,
         max_new_tokens=16,
         iterations=2,
         lora_rank=8,

@@ -53,11 +53,12 @@ def band_bounds(
         probability 0. Values up to 1e-3 above 0 count as 0. Mask padding beforehand (any number in [-inf, 0] will do there).
     divergence : {"kl", "tv", "chi2"} or callable
         KL(old || new), total variation, Pearson's chi-square, or a convex function f with f(1) = 0, elementwise on float64 tensors, for
-        sum_i old_i f(new_i / old_i). A callable is taken to stay the same: its table is made once.
+        sum_i old_i f(new_i / old_i). A callable is taken to stay the same, and its
+        table is made once: pass the same object each time.
     delta : float
         Radius of the ball, nats for KL. 0 gives both bounds 1 (nothing may move).
     max_ratio : float or None
-        Cap on the upper bound, at least 1. With KL and delta = 0.05 the paper's cap of 10 binds for p below about 0.0075: what happens to the
+        Cap on the upper bound, at least 1. With KL and delta = 0.05 the paper's cap of 10 binds for p below about 0.0071: what happens to the
         rarest tokens is the cap's doing. None leaves it away.
     solver : {"newton", "bisect", "table"}
         ``"newton"``: exact to rounding in float64 (relative 1e-12; closed forms for "tv" and "chi2", bisection for a callable).

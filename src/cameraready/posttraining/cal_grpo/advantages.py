@@ -63,7 +63,7 @@ def attempt_advantages(
         get that far), or of all of them (shrinks late attempts the most), of ``rates``, or a known one. For ``lam`` and
         ``"trajectory"`` likewise of R, where only "loo" and "mean" are defined.
     weights : "group", "ema" or array (K,) or (T, K)
-        Where w comes from: the group's own rates, ``rates`` (steadier; see `RunningRates`), or known ones. Where nobody of
+        Where w comes from: the group's own rates, ``rates`` (steadier, but behind the policy; see `RunningRates`), or known ones. Where nobody of
         a group reached attempt k, the other groups of the call stand in.
     rates : RunningRates, optional
         For ``weights="ema"`` and ``baseline="ema"``. It is read, not updated: call its ``update`` afterwards.
@@ -91,15 +91,15 @@ def attempt_advantages(
     Warns
     -----
     UserWarning
-        For groups of one trajectory, which have neither baseline nor weight of their own.
+        For groups of one trajectory, unless the baseline is a known or a running one.
     """
     table = attempts_of(rewards, reached, group_ids, pool_ids)
     _check(method, lam, baseline, scale, weights, rates)
     sizes = table.n[:, 0] if table.n.size else np.zeros(0)
-    if (sizes == 1).any() and method != "trajectory" and isinstance(weights, str):
+    if (sizes == 1).any() and isinstance(baseline, str) and baseline != "ema":
         warnings.warn(
-            f"{int((sizes == 1).sum())} of {len(sizes)} groups have a single trajectory: its baseline is 0 and its weights are those of "
-            "other groups; sample at least two trajectories a prompt, or pass weights",
+            f"{int((sizes == 1).sum())} of {len(sizes)} groups have a single trajectory, which has no others for a baseline (it is 0, or with "
+            "'mean' its own) nor for weights; sample at least two trajectories a prompt, or pass baseline and weights",
             UserWarning,
             stacklevel=2,
         )

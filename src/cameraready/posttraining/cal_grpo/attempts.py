@@ -126,6 +126,12 @@ def later_failures(rates: np.ndarray) -> np.ndarray:
     return np.cumprod(shifted, axis=-1)[..., ::-1]
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a whole number and at least 1, got {value!r}")
+
+
 def as_numpy(values: Any) -> np.ndarray:
     """An array on the CPU, of a tensor, an array or a list."""
     if hasattr(values, "detach"):
@@ -141,6 +147,9 @@ def _codes(ids: Any, n: int, name: str) -> np.ndarray:
     array = as_numpy(ids)
     if array.shape != (n,):
         raise ValueError(f"{name} must say for each of the {n} trajectories where it belongs, got shape {array.shape}")
+    if array.dtype.kind == "O":  # of several types, which have no order
+        seen: dict[Any, int] = {}
+        return np.array([seen.setdefault(each, len(seen)) for each in array.tolist()], dtype=np.int64)
     return np.unique(array, return_inverse=True)[1].reshape(n).astype(np.int64)
 
 

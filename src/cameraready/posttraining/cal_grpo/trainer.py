@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from transformers import TrainerCallback
 from cameraready.posttraining._rollouts.dialogues import Feedback
 from cameraready.posttraining._trl import import_trl
 from cameraready.posttraining.cal_grpo.advantages import METHODS, Method, attempt_advantages, spread_to_tokens
+from cameraready.posttraining.cal_grpo.attempts import check_count
 from cameraready.posttraining.cal_grpo.rates import RunningRates
 from cameraready.posttraining.cal_grpo.rollouts import (
     ATTEMPT_IDS,
@@ -27,7 +29,8 @@ from cameraready.posttraining.cal_grpo.rollouts import (
 _trl = import_trl()
 _GRPOTrainer: Any = _trl.GRPOTrainer
 
-#: TRL's losses that divide by something common to all sequences of a batch, so that an attempt counts the same wherever it stands.
+#: TRL's losses that divide by something common to all sequences of a batch, so that an attempt counts the same wherever it stands. The divisor
+#: of "bnpo" is common to a micro-batch only: it depends on how a batch is accumulated.
 LOSS_TYPES = ("dr_grpo", "dapo", "bnpo", "cispo")
 _STATE = "cameraready.RunningRates"
 
@@ -97,8 +100,7 @@ class MultiAttemptGRPOTrainer(_GRPOTrainer):
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
-        if attempts < 1:
-            raise ValueError(f"attempts must be at least 1, got {attempts}")
+        check_count("attempts", attempts)
         if args is None:
             args = _trl.GRPOConfig("cal-grpo", loss_type="dr_grpo", scale_rewards="none")
         self.attempts, self.attempt_method = attempts, method
@@ -110,6 +112,11 @@ class MultiAttemptGRPOTrainer(_GRPOTrainer):
         own_rollouts = attempts > 1 or method != "trajectory"
         if own_rollouts:
             _check_config(args, method)
+            unfit = [name for name in ("tools", "environment_factory") if kwargs.get(name)]
+            if unfit:
+                raise ValueError(
+                    f"{unfit[0]} lets TRL write the dialogue itself, and attempts would not be known: leave it out"
+                )
             # Options that do not fit are refused before a model is loaded.
             attempt_advantages(np.zeros((2, attempts)), rates=rates, **self.attempt_options)
             if rollout_func is None:
@@ -173,10 +180,13 @@ def _on_tokens(advantages: np.ndarray, attempt_ids: Sequence[int]) -> np.ndarray
 
 def _gathered(rows: list[list[float]], attempts: int) -> np.ndarray:
     """Verdicts of all processes, whose rows TRL groups in this order, (T, K)."""
-    table = np.asarray(gather_object(rows), dtype=np.float64)
-    if table.ndim != 2 or table.shape[1] != attempts:
-        raise ValueError(f"{ATTEMPT_REWARDS} must have {attempts} verdicts a dialogue, got shape {table.shape}")
-    return table
+    gathered = gather_object(rows)
+    wrong = next((len(row) for row in gathered if len(row) != attempts), None)
+    if wrong is not None:
+        raise ValueError(
+            f"{ATTEMPT_REWARDS} must have {attempts} verdicts a dialogue (NaN where not reached), got {wrong}"
+        )
+    return np.asarray(gathered, dtype=np.float64).reshape(len(gathered), attempts)
 
 
 class _Carried(TrainerCallback):
@@ -191,7 +201,11 @@ class _Carried(TrainerCallback):
             self.rates.load_state_dict(found["attributes"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        state.stateful_callbacks[_STATE] = {"args": {}, "attributes": self.rates.state_dict()}
+        if control.should_save:  # decided by the callbacks that come first
+            state.stateful_callbacks[_STATE] = {"args": {}, "attributes": self.rates.state_dict()}
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.on_step_end(args, state, control)
 
 
 def _check_config(args: Any, method: str) -> None:
@@ -215,8 +229,10 @@ def _check_config(args: Any, method: str) -> None:
 def _only(reward_funcs: Any) -> Callable[..., Any]:
     listed = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     if len(listed) != 1 or not callable(listed[0]) or isinstance(listed[0], torch.nn.Module):
+        listed = []
+    if not listed or inspect.iscoroutinefunction(listed[0]):
         raise ValueError(
-            "pass one verifier as reward_funcs, a function that gives 1 to a right attempt and 0 to a wrong one"
+            "pass one verifier as reward_funcs, a plain function that gives 1 to a right attempt and 0 to a wrong one"
         )
     return listed[0]
 

@@ -58,8 +58,8 @@ def verification_at_k(
         The prompt of each trajectory.
     confidence : float
     interval : {"t", "bootstrap"}
-        Student's t over prompts, kept within [0, 1], or the BCa bootstrap of prompts. Where all prompts have the same rate, 0 or 1, both have
-        no width, and the exact (Clopper-Pearson) interval of that many prompts stands in.
+        Student's t over prompts, kept within [0, 1], or the BCa bootstrap of prompts. Where all prompts have the same rate both have
+        no width, and the exact (Clopper-Pearson) interval of that many prompts, each solved with this rate, stands in.
     seed : int or numpy Generator
         For the bootstrap.
 
@@ -77,7 +77,7 @@ def verification_at_k(
     made, attempts = table.shape
     wanted = list(range(1, attempts + 1)) if ks is None else [int(k) for k in ks]
     if not all(1 <= k <= attempts for k in wanted):
-        raise ValueError(f"ks must be from 1 to {attempts}, the attempts in rewards, got {list(ks or ())}")
+        raise ValueError(f"ks must be from 1 to {attempts}, the attempts in rewards, got {wanted}")
     if interval not in ("t", "bootstrap"):
         raise ValueError(f"interval must be 't' or 'bootstrap', got {interval!r}")
     if not 0 < confidence < 1:
@@ -118,11 +118,11 @@ def _interval(
     prompts, mean = len(rates), float(rates.mean())
     if prompts == 1:
         return float("nan"), float("nan")
-    if error == 0 and mean in (0.0, 1.0):
-        exact = stats.binomtest(int(mean * prompts), prompts).proportion_ci(confidence)
-        return float(exact.low), float(exact.high)
-    if error == 0:
-        return mean, mean
+    if error < 1e-12:
+        solved, rest = mean * prompts, (1 - confidence) / 2
+        low = float(stats.beta.ppf(rest, solved, prompts - solved + 1)) if solved > 0 else 0.0
+        high = float(stats.beta.isf(rest, solved + 1, prompts - solved)) if solved < prompts else 1.0
+        return low, high
     if interval == "bootstrap":
         bounds = stats.bootstrap((rates,), np.mean, confidence_level=confidence, rng=generator).confidence_interval
         return float(bounds.low), float(bounds.high)

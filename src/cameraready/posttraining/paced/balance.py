@@ -57,7 +57,7 @@ def tb_loss(
     Parameters
     ----------
     logp : Tensor, shape (..., L), or (...) for sums over tokens
-        Log-probabilities under the policy in training, with gradient, any float dtype.
+        Log-probabilities under the policy in training, with gradient, of any float dtype; half precision is summed, and the loss given, in float32.
     old_logp : Tensor, same shape
         Under the policy that sampled the text, at the temperature of sampling; taken as constants. For replayed texts those stored when
         they were drawn. Values recomputed by another kernel shift the residual in proportion to the length.
@@ -87,7 +87,8 @@ def tb_loss(
     Raises
     ------
     ValueError
-        Shapes that do not fit, `beta` not positive, or values that are not finite under ``"raise"``.
+        Shapes that do not fit, `beta` not positive, values that are not finite under ``"raise"``; and, always, a `log_z` or a weight that is not
+        finite: its head has diverged, and leaving sequences out would hide it.
 
     Notes
     -----
@@ -95,15 +96,22 @@ def tb_loss(
     that must only become accurate, GRPO's loss is the simpler choice. All-right and all-wrong groups carry signal here: keep them.
     """
     _check(logp, old_logp, reward, beta, mask, weights)
-    log_pf, old, lengths = _sums(logp, reward, mask), _sums(old_logp.detach(), reward, mask), _lengths(logp, reward, mask)
+    # Sums over tokens in half precision would be off by nats.
+    dtype = torch.promote_types(torch.promote_types(logp.dtype, old_logp.dtype), torch.float32)
+    logp, old_logp = logp.to(dtype), old_logp.to(dtype)
+    log_pf, old, lengths = (
+        _sums(logp, reward, mask),
+        _sums(old_logp.detach(), reward, mask),
+        _lengths(logp, reward, mask),
+    )
     if length_normalize:
         if lengths is None:
             raise ValueError("length_normalize needs log-probabilities per token, not sums over tokens")
         log_pf, old = log_pf / lengths.clamp(min=1), old / lengths.clamp(min=1)
-    dtype = log_pf.dtype
     reward = reward.detach().to(dtype)
     log_z = log_z.to(dtype).expand(reward.shape)
     written = torch.ones_like(reward, dtype=torch.bool) if lengths is None else lengths > 0
+    _refuse_diverged(log_z, weights, written)
     finite = torch.isfinite(reward) & torch.isfinite(log_pf.detach()) & torch.isfinite(old)
     if nonfinite == "raise":
         _refuse(written & ~finite, reward, log_pf.detach())
@@ -160,15 +168,17 @@ def log_z_intercept(
     -----
     Kim et al., 2026, arXiv:2602.12642, Proposition 4.1.
     """
-    if beta <= 0:
-        raise ValueError(f"beta must be positive, got {beta}")
+    if not beta > 0 or not math.isfinite(beta):
+        raise ValueError(f"beta must be a positive number, got {beta}")
     values = reward.to(logp.dtype) / beta + old_logp - logp
     if probabilities is None:
         return values.mean(dim=-1)
     return torch.where(probabilities > 0, probabilities * values, torch.zeros_like(values)).sum(dim=-1)
 
 
-def _check(logp: Tensor, old_logp: Tensor, reward: Tensor, beta: float, mask: Tensor | None, weights: Tensor | None) -> None:
+def _check(
+    logp: Tensor, old_logp: Tensor, reward: Tensor, beta: float, mask: Tensor | None, weights: Tensor | None
+) -> None:
     if not beta > 0 or not math.isfinite(beta):
         raise ValueError(f"beta must be a positive number, got {beta}")
     if logp.shape != old_logp.shape:
@@ -204,6 +214,13 @@ def _lengths(logp: Tensor, reward: Tensor, mask: Tensor | None) -> Tensor | None
     if mask is None:
         return torch.full(reward.shape, logp.shape[-1], device=logp.device)
     return mask.bool().sum(dim=-1)
+
+
+def _refuse_diverged(log_z: Tensor, weights: Tensor | None, written: Tensor) -> None:
+    for name, values in (("log_z", log_z), ("weights", weights)):
+        bad = 0 if values is None else int((written & ~torch.isfinite(values.detach())).sum())
+        if bad:
+            raise ValueError(f"{name} of {bad} of {written.numel()} sequences is not finite: what made it has diverged")
 
 
 def _refuse(bad: Tensor, reward: Tensor, log_pf: Tensor) -> None:

@@ -38,7 +38,9 @@ def prompt_embeddings(model: nn.Module, token_ids: Sequence[Sequence[int] | Tens
     """
     rows: list[Tensor] = [torch.as_tensor(ids, dtype=torch.int64).flatten() for ids in token_ids]
     if not rows or batch_size < 1:
-        raise ValueError(f"embeddings need at least one prompt and a batch_size of at least 1, got {len(rows)} and {batch_size}")
+        raise ValueError(
+            f"embeddings need at least one prompt and a batch_size of at least 1, got {len(rows)} and {batch_size}"
+        )
     empty = [place for place, row in enumerate(rows) if not len(row)]
     if empty:
         raise ValueError(f"prompt {empty[0]} has no tokens, so that it has no embedding")
@@ -52,7 +54,9 @@ def prompt_embeddings(model: nn.Module, token_ids: Sequence[Sequence[int] | Tens
             places = order[start : start + batch_size]
             ids = nn.utils.rnn.pad_sequence([rows[p] for p in places], batch_first=True).to(device)
             mask = (torch.arange(ids.shape[1])[None] < torch.tensor([len(rows[p]) for p in places])[:, None]).to(device)
-            hidden = body(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False).hidden_states[-1]
+            hidden = body(
+                input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False
+            ).hidden_states[-1]
             means = torch.where(mask[..., None], hidden.float(), 0.0).sum(1) / mask.sum(1, keepdim=True)
             found.update(zip(places, means, strict=True))
     finally:

@@ -66,16 +66,26 @@ class PartitionHead(nn.Module):
     ) -> None:
         super().__init__()
         if embeddings.ndim != 2 or not embeddings.is_floating_point() or not len(embeddings):
-            raise ValueError(f"embeddings must be a float matrix, one row a prompt; got {embeddings.dtype} of shape {tuple(embeddings.shape)}")
+            raise ValueError(
+                f"embeddings must be a float matrix, one row a prompt; got {embeddings.dtype} of shape {tuple(embeddings.shape)}"
+            )
         if not bool(torch.isfinite(embeddings).all()):
             row = int((~torch.isfinite(embeddings)).any(dim=1).nonzero()[0])
             raise ValueError(f"the embedding of prompt {row} has values that are not finite")
         if hidden < 1 or not beta > 0 or not math.isfinite(start):
-            raise ValueError(f"hidden must be at least 1, beta positive and start finite; got {hidden}, {beta} and {start}")
+            raise ValueError(
+                f"hidden must be at least 1, beta positive and start finite; got {hidden}, {beta} and {start}"
+            )
         self.beta = float(beta)
-        kept = embeddings.detach().to(torch.float32) if embeddings.dtype in (torch.float16, torch.bfloat16) else embeddings.detach()
+        kept = (
+            embeddings.detach().to(torch.float32)
+            if embeddings.dtype in (torch.float16, torch.bfloat16)
+            else embeddings.detach()
+        )
         spread = kept.std(dim=0, correction=0)
-        scaled = (kept - kept.mean(dim=0)) / torch.where(spread > 1e-6 * kept.abs().amax(), spread, torch.ones_like(spread))
+        scaled = (kept - kept.mean(dim=0)) / torch.where(
+            spread > 1e-6 * kept.abs().amax(), spread, torch.ones_like(spread)
+        )
         self.register_buffer("embeddings", scaled, persistent=False)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         options = {"dtype": kept.dtype, "device": kept.device}
@@ -151,23 +161,39 @@ class PartitionHead(nn.Module):
             raise ValueError(
                 f"rewards need a row for each of the {tuple(prompt_ids.shape)} prompts, got shape {tuple(rewards.shape)}"
             )
+        for name, values in (("log_ratio", log_ratio), ("weights", weights)):
+            if values is not None and values.shape != rewards.shape:
+                raise ValueError(
+                    f"{name} must have the rewards' shape {tuple(rewards.shape)}, got {tuple(values.shape)}"
+                )
         estimate = self(prompt_ids).reshape(-1, *[1] * (rewards.ndim - 1))
         rewards = rewards.to(estimate.dtype)
         scored = torch.isfinite(rewards)
         shift = 0.0 if log_ratio is None else self.beta * log_ratio.detach().to(estimate.dtype)
         residual = torch.where(scored, estimate + shift - torch.where(scored, rewards, torch.zeros_like(rewards)), 0.0)
-        squared = residual.square() if weights is None else weights.detach().to(estimate.dtype) * residual.square()
+        squared = residual.square()
+        if weights is not None:
+            squared = squared * torch.where(scored, weights.detach().to(estimate.dtype), 0.0)
         return squared.sum() / scored.sum().clamp(min=1)
 
     def update(
-        self, optimizer: torch.optim.Optimizer, prompt_ids: Tensor, rewards: Tensor, *, steps: int = 1, weights: Tensor | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        prompt_ids: Tensor,
+        rewards: Tensor,
+        *,
+        steps: int = 1,
+        weights: Tensor | None = None,
     ) -> float:
         """Fit fresh groups by `steps` steps of `optimizer`; returns the loss before the first.
 
-        Do it after the rewards are known and before the next selection: a stale head selects for the policy that was.
+        Do it after the rewards are known and before the next selection: a stale head selects for the policy that was. Where no reward is
+        a number, nothing is done and nothing counted.
         """
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
+        if not bool(torch.isfinite(rewards).any()):
+            return 0.0
         first = 0.0
         for step in range(steps):
             optimizer.zero_grad(set_to_none=True)
@@ -182,7 +208,9 @@ class PartitionHead(nn.Module):
         if prompt_ids.is_floating_point() or prompt_ids.dtype == torch.bool:
             raise TypeError(f"prompt_ids are whole numbers, positions in the pool; got {prompt_ids.dtype}")
         if prompt_ids.numel() and (int(prompt_ids.min()) < 0 or int(prompt_ids.max()) >= self.n_prompts):
-            raise ValueError(f"prompt_ids must lie in 0..{self.n_prompts - 1}, got {int(prompt_ids.min())} to {int(prompt_ids.max())}")
+            raise ValueError(
+                f"prompt_ids must lie in 0..{self.n_prompts - 1}, got {int(prompt_ids.min())} to {int(prompt_ids.max())}"
+            )
         return prompt_ids
 
 
@@ -219,6 +247,10 @@ class RunningAccuracy:
         """Count groups: prompt_ids int64 (B,), different from each other; rewards (B, G), NaN entries left out, in [0, 1] or beyond."""
         if rewards.ndim != 2 or rewards.shape[:1] != prompt_ids.shape:
             raise ValueError(f"rewards must have shape ({len(prompt_ids)}, G), got {tuple(rewards.shape)}")
+        if len(prompt_ids) and not 0 <= int(prompt_ids.min()) <= int(prompt_ids.max()) < self.n_prompts:
+            raise ValueError(
+                f"prompt_ids must lie in 0..{self.n_prompts - 1}, got {int(prompt_ids.min())} to {int(prompt_ids.max())}"
+            )
         if len(torch.unique(prompt_ids)) < len(prompt_ids):
             raise ValueError("a prompt stands twice in prompt_ids; put its rewards into one row")
         rewards = rewards.detach().to("cpu", torch.float64)

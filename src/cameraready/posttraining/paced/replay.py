@@ -83,9 +83,13 @@ class ErrorReplay:
         seed: int = 0,
     ) -> None:
         if capacity < 1 or add < 1 or (max_age is not None and max_age < 0):
-            raise ValueError(f"capacity and add must be at least 1 and max_age not negative, got {capacity}, {add} and {max_age}")
+            raise ValueError(
+                f"capacity and add must be at least 1 and max_age not negative, got {capacity}, {add} and {max_age}"
+            )
         if keep not in ("correct", "all") or priority not in ("error", "uniform"):
-            raise ValueError(f"keep must be 'correct' or 'all' and priority 'error' or 'uniform', got {keep!r} and {priority!r}")
+            raise ValueError(
+                f"keep must be 'correct' or 'all' and priority 'error' or 'uniform', got {keep!r} and {priority!r}"
+            )
         self.capacity, self.limit, self.keep, self.correct_at = capacity, add, keep, correct_at
         self.max_age, self.priority = max_age, priority
         self.generator = torch.Generator().manual_seed(seed)
@@ -129,32 +133,46 @@ class ErrorReplay:
         Raises
         ------
         ValueError
-            Shapes that do not fit, or a log-probability of a rollout that is not finite.
+            Shapes that do not fit, an estimate or a log-probability of a rollout that is not finite; nothing has entered then.
         """
         if not len(tokens) == len(old_logps) == len(rewards) == len(estimates) == len(prompt_ids):
             raise ValueError(
                 f"{len(prompt_ids)} prompts need as many groups; got {len(tokens)} of tokens, {len(old_logps)} of log-probabilities,"
                 f" {len(rewards)} of rewards and {len(estimates)} estimates"
             )
-        self.forget(step)
-        rewards = rewards.detach().cpu()
+        rewards, estimates = rewards.detach().cpu(), estimates.detach().cpu()
+        self._check(tokens, old_logps, rewards, estimates)
         scored = torch.isfinite(rewards)
         means = torch.where(scored, rewards, 0.0).sum(1) / scored.sum(1)  # NaN for groups without a score
-        errors = (means - estimates.detach().cpu().to(means.dtype)).abs()
-        entered = 0
+        errors = (means - estimates.to(means.dtype)).abs()
+        entering: list[dict[str, Tensor]] = []
         for group in self._in_turn(errors, scored.any(1)):
             wanted = scored[group] & ((rewards[group] >= self.correct_at) | (self.keep == "all"))
-            for place in wanted.nonzero().flatten().tolist():
-                if entered == self.limit:
-                    break
+            for place in wanted.nonzero().flatten().tolist()[: self.limit - len(entering)]:
                 written = None if mask is None else mask[group][place].cpu().bool()
                 item = self._item(tokens[group][place], old_logps[group][place], written)
                 item |= {"prompt": prompt_ids[group].cpu(), "reward": rewards[group, place], "mean": means[group]}
-                self._items.append(item | {"error": errors[group], "step": torch.tensor(step)})
-                entered += 1
-        self._items.sort(key=lambda item: (int(item["step"]), float(item["error"])))
+                entering.append(item | {"error": errors[group], "step": torch.tensor(step)})
+        # Nothing changes before all of it is known to be sound.
+        self.forget(step)
+        self._items = sorted([*self._items, *entering], key=lambda item: (int(item["step"]), float(item["error"])))
         self._items = self._items[-self.capacity :]
-        return entered
+        return len(entering)
+
+    @staticmethod
+    def _check(tokens: Any, old_logps: Any, rewards: Tensor, estimates: Tensor) -> None:
+        if not bool(torch.isfinite(estimates).all()):
+            raise ValueError("an estimate is not finite: what made it has diverged, and errors can't be ranked by it")
+        if rewards.ndim != 2:
+            raise ValueError(f"rewards must have shape (B, G), got {tuple(rewards.shape)}")
+        there = torch.isfinite(rewards)
+        for group, (texts, logps) in enumerate(zip(tokens, old_logps, strict=True)):
+            last = int(there[group].nonzero()[-1]) if bool(there[group].any()) else -1
+            if len(texts) != len(logps) or last >= len(texts):
+                raise ValueError(
+                    f"group {group} has {len(texts)} rollouts, {len(logps)} lists of log-probabilities and a reward at place {last};"
+                    " places without a rollout have the reward NaN"
+                )
 
     def _in_turn(self, errors: Tensor, any_scored: Tensor) -> list[int]:
         order = torch.randperm(len(errors), generator=self.generator)
@@ -180,12 +198,20 @@ class ErrorReplay:
         if self.max_age is not None:
             self._items = [item for item in self._items if step - int(item["step"]) <= self.max_age]
 
-    def sample(self, n: int) -> Replayed:
-        """`n` rollouts without replacement, uniformly, or all there are if fewer; of length 0 where the buffer is empty."""
+    def sample(self, n: int, *, before: int | None = None) -> Replayed:
+        """`n` rollouts without replacement, uniformly, or all there are if fewer; of length 0 where there is none.
+
+        Parameters
+        ----------
+        n : int
+        before : int, optional
+            Only rollouts of earlier steps than this: a batch that is still trained on is not replayed beside itself.
+        """
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
-        drawn = torch.randperm(len(self._items), generator=self.generator)[:n].tolist()
-        return self._batch([self._items[place] for place in drawn])
+        known = [item for item in self._items if before is None or int(item["step"]) < before]
+        drawn = torch.randperm(len(known), generator=self.generator)[:n].tolist()
+        return self._batch([known[place] for place in drawn])
 
     def contents(self) -> Replayed:
         """All rollouts, oldest first."""
@@ -195,7 +221,9 @@ class ErrorReplay:
     def _batch(items: Sequence[dict[str, Tensor]]) -> Replayed:
         if not items:
             none, empty = torch.empty(0, dtype=torch.int64), torch.empty(0)
-            return Replayed(none, none.reshape(0, 0), none.reshape(0, 0).bool(), empty.reshape(0, 0), empty, empty, none)
+            return Replayed(
+                none, none.reshape(0, 0), none.reshape(0, 0).bool(), empty.reshape(0, 0), empty, empty, none
+            )
 
         def padded(key: str) -> Tensor:
             return torch.nn.utils.rnn.pad_sequence([item[key] for item in items], batch_first=True)
@@ -204,12 +232,21 @@ class ErrorReplay:
             return torch.stack([item[key] for item in items])
 
         return Replayed(
-            column("prompt"), padded("tokens"), padded("written"), padded("logps"), column("reward"), column("mean"), column("step")
+            column("prompt"),
+            padded("tokens"),
+            padded("written"),
+            padded("logps"),
+            column("reward"),
+            column("mean"),
+            column("step"),
         )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The rollouts, one after another, and the generator; tensors alone."""
-        state = {"generator": self.generator.get_state(), "lengths": torch.tensor([len(i["tokens"]) for i in self._items], dtype=torch.int64)}
+        state = {
+            "generator": self.generator.get_state(),
+            "lengths": torch.tensor([len(i["tokens"]) for i in self._items], dtype=torch.int64),
+        }
         if self._items:
             for key in ("tokens", "logps", "written"):
                 state[key] = torch.cat([item[key] for item in self._items])
@@ -223,12 +260,17 @@ class ErrorReplay:
         lengths = state["lengths"].tolist()
         parts = {key: state[key].split(lengths) for key in ("tokens", "logps", "written")} if lengths else {}
         self._items = [
-            {**{key: parts[key][i].clone() for key in parts}, **{k: state[k][i].clone() for k in ("prompt", "reward", "mean", "error", "step")}}
+            {
+                **{key: parts[key][i].clone() for key in parts},
+                **{k: state[k][i].clone() for k in ("prompt", "reward", "mean", "error", "step")},
+            }
             for i in range(len(lengths))
         ][-self.capacity :]
 
 
-def importance_weights(logps: Tensor, old_logps: Tensor, mask: Tensor | None = None, *, cap: float | None = 10.0) -> Tensor:
+def importance_weights(
+    logps: Tensor, old_logps: Tensor, mask: Tensor | None = None, *, cap: float | None = 10.0
+) -> Tensor:
     """``pi(y) / pi_sampled(y)`` of whole sequences, without gradient, truncated at `cap`.
 
     Parameters
@@ -242,9 +284,15 @@ def importance_weights(logps: Tensor, old_logps: Tensor, mask: Tensor | None = N
     Returns
     -------
     Tensor, shape (...)
+
+    Raises
+    ------
+    ValueError
+        A token without a finite log-probability under the policy that sampled it.
     """
-    log_ratio = logps.detach() - old_logps.detach()
-    if mask is not None:
-        log_ratio = torch.where(mask.bool(), log_ratio, torch.zeros_like(log_ratio))
+    written = torch.ones_like(logps, dtype=torch.bool) if mask is None else mask.bool()
+    if bool((written & ~torch.isfinite(old_logps)).any()):
+        raise ValueError("a sampled token has no finite log-probability under the policy that sampled it")
+    log_ratio = torch.where(written, logps.detach() - old_logps.detach(), 0.0)
     weights = log_ratio.sum(dim=-1).exp()
     return weights if cap is None else weights.clamp(max=cap)

@@ -67,12 +67,23 @@ class PacedSampler(Sampler[int]):
         seed: int = 0,
     ) -> None:
         n = estimate.n_prompts
+        for name, count in (
+            ("batch_size", batch_size),
+            ("group", group),
+            ("repeat", repeat),
+            ("candidates", candidates),
+            ("batches", batches),
+        ):
+            if count is not None and not isinstance(count, int):
+                raise TypeError(f"{name} must be a whole number, got {count!r}")
         if not 1 <= batch_size <= n // 2:
             raise ValueError(
                 f"batch_size must be from 1 to half of the {n} prompts, for no prompt is taken twice running; got {batch_size}"
             )
         if candidates is not None and not batch_size <= candidates <= n:
-            raise ValueError(f"candidates must be from batch_size = {batch_size} to the {n} prompts there are, got {candidates}")
+            raise ValueError(
+                f"candidates must be from batch_size = {batch_size} to the {n} prompts there are, got {candidates}"
+            )
         if not math.isfinite(target) or not 0 <= explore <= 1:
             raise ValueError(f"target must be finite and explore in [0, 1], got {target} and {explore}")
         batches = max(n // batch_size, 1) if batches is None else batches
@@ -113,7 +124,9 @@ class PacedSampler(Sampler[int]):
         estimate = self.estimate.accuracy(clip=False).detach().to("cpu", torch.float64)
         if not bool(torch.isfinite(estimate).all()):
             bad = int((~torch.isfinite(estimate)).sum())
-            raise ValueError(f"the estimate of {bad} of {len(estimate)} prompts is not finite: the head's training diverged")
+            raise ValueError(
+                f"the estimate of {bad} of {len(estimate)} prompts is not finite: the head's training diverged"
+            )
         allowed = torch.ones(len(estimate), dtype=torch.bool)
         allowed[self._last] = False
         order = torch.randperm(len(estimate), generator=self.generator)
@@ -121,17 +134,33 @@ class PacedSampler(Sampler[int]):
         n_random = int((torch.rand(self.batch_size, generator=self.generator) < self.explore).sum())
         looked_at = order if self.candidates is None else order[: max(self.candidates, self.batch_size)]
         # A stable sort of a random order breaks ties at random.
-        nearest = looked_at[(estimate[looked_at] - self.target).abs().argsort(stable=True)][: self.batch_size - n_random]
+        nearest = looked_at[(estimate[looked_at] - self.target).abs().argsort(stable=True)][
+            : self.batch_size - n_random
+        ]
         taken = torch.zeros(len(estimate), dtype=torch.bool)
         taken[nearest] = True
         chosen = torch.cat([nearest, order[~taken[order]][:n_random]])
         self._last = chosen[torch.randperm(self.batch_size, generator=self.generator)]
         return self._last.clone()
 
-    @property
-    def staleness(self) -> int:
-        """Updates of the estimate since the newest selection was made; 0 for estimates that do not count theirs in ``updates``."""
-        return self._estimates_updates() - self._updates[-1] if self._updates else 0
+    def staleness(self, selection: Tensor | None = None) -> int:
+        """Updates of the estimate since a selection of this epoch was made.
+
+        Parameters
+        ----------
+        selection : int64 Tensor, optional
+            Its prompts in any order; by default the newest one.
+
+        Returns
+        -------
+        int
+            0 for estimates that do not count theirs in ``updates``, and where no such selection was made.
+        """
+        wanted = None if selection is None else set(selection.tolist())
+        for made, drawn in zip(reversed(self._updates), reversed(self._history), strict=True):
+            if wanted is None or wanted == set(drawn.tolist()):
+                return self._estimates_updates() - made
+        return 0
 
     def _estimates_updates(self) -> int:
         return int(getattr(self.estimate, "updates", 0))
@@ -165,9 +194,13 @@ class PacedSampler(Sampler[int]):
         """
         history, n = state["history"], self.estimate.n_prompts
         if history.shape[1:] != (self.batch_size,):
-            raise ValueError(f"the state has selections of {tuple(history.shape[1:])} prompts, this sampler takes {self.batch_size}")
+            raise ValueError(
+                f"the state has selections of {tuple(history.shape[1:])} prompts, this sampler takes {self.batch_size}"
+            )
         if history.numel() and int(history.max()) >= n:
-            raise ValueError(f"the state is of a larger pool: it selected prompt {int(history.max())}, this pool has {n}")
+            raise ValueError(
+                f"the state is of a larger pool: it selected prompt {int(history.max())}, this pool has {n}"
+            )
         self.generator.set_state(state["generator"].cpu())
         self._last = state["last"].clone().cpu()
         self._history = [row.clone() for row in history.cpu()]

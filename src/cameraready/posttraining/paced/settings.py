@@ -27,8 +27,8 @@ class PacedSettings:
         Width of `PartitionHead`, and steps of AdamW on each batch of rewards.
     replay : int
         Replayed rollouts beside each micro-batch; 0 for none (`tb_loss` only).
-    replay_capacity, replay_add, replay_max_age
-        As of `ErrorReplay`, in batches of completions; in each process.
+    replay_capacity, replay_add, replay_max_age, replay_correct_at
+        As of `ErrorReplay`, whose steps are batches of completions; in each process.
 
     Raises
     ------
@@ -49,6 +49,7 @@ class PacedSettings:
     replay_capacity: int = 128
     replay_add: int = 64
     replay_max_age: int | None = 4
+    replay_correct_at: float = 1.0
 
     def __post_init__(self) -> None:
         if self.selection not in ("paced", "uniform") or self.loss not in ("tb", "trl"):

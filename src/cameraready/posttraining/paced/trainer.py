@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import torch
@@ -22,13 +19,12 @@ from cameraready.posttraining.paced.balance import tb_loss
 from cameraready.posttraining.paced.embedding import prompt_embeddings
 from cameraready.posttraining.paced.head import PartitionHead
 from cameraready.posttraining.paced.replay import ErrorReplay
+from cameraready.posttraining.paced.rewards import Heard, positions, with_indices
 from cameraready.posttraining.paced.sampler import PacedSampler
 from cameraready.posttraining.paced.settings import PacedSettings
 
 _GRPOTrainer: Any = import_trl().GRPOTrainer
 
-#: Column that tells a reward function which prompt it is about.
-INDEX = "paced_index"
 #: File beside a checkpoint's own.
 STATE = "paced.pt"
 
@@ -55,7 +51,9 @@ class PacedGRPOTrainer(_GRPOTrainer):
     Raises
     ------
     ValueError
-        A reward model in place of a function, a streamed dataset, prompts that stand in it twice, or a pool smaller than two batches.
+        A reward model in place of a function, a streamed dataset, prompts that stand in it twice, or a pool smaller than two batches. With
+        ``loss="tb"`` also sampling from a truncated distribution (top_p, top_k, min_p, repetition_penalty), whose log-probabilities are not those
+        that TRL computes, and a penalty ``beta`` of the config, which this loss does not have.
 
     Notes
     -----
@@ -64,7 +62,7 @@ class PacedGRPOTrainer(_GRPOTrainer):
     of the batch before are known, one update behind; with more iterations none (logged as ``paced/staleness``). The estimate of a batch is
     made on every process from all processes' rewards, so that all choose the same prompts.
 
-    The loss takes the log-probabilities of vLLM where TRL has them, else those of the policy before the first step. Logged beside TRL's:
+    The loss is a mean over all rows of a step, those left out counting 0. It takes the log-probabilities of vLLM where TRL has them, else those of the policy before the first step. Logged beside TRL's:
     ``paced/estimate`` over the pool, ``paced/error`` of the estimate on each batch before it is learned, ``paced/all_right`` and
     ``paced/all_wrong`` groups, ``paced/beta_kl`` (what Proposition 4.1 subtracts), ``paced/left_out`` sequences without a score or token,
     ``paced/replayed`` and ``paced/replay_age``. The state is saved with each checkpoint; ``train(resume_from_checkpoint=...)`` goes on.
@@ -80,13 +78,15 @@ class PacedGRPOTrainer(_GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         self.settings = settings or PacedSettings()
-        self._heard = _Heard()
+        self._heard = Heard()
         functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         listening = [self._heard.listening(function, place) for place, function in enumerate(functions)]
-        args, kwargs = _with_indices(args, kwargs)
+        args, kwargs = with_indices(args, kwargs)
+        if self.settings.loss == "tb":
+            _check_config(kwargs.get("args", args[0] if args else None))
         super().__init__(model, listening, *args, **kwargs)
         self._prompt_ids = self._tokenised()
-        self._index_of = _positions(self._prompt_ids)
+        self._index_of = positions(self._prompt_ids)
         if embeddings is None:
             embeddings = prompt_embeddings(self.accelerator.unwrap_model(self.model), self._prompt_ids)
         if len(embeddings) != len(self._prompt_ids):
@@ -109,11 +109,13 @@ class PacedGRPOTrainer(_GRPOTrainer):
             seed=self.args.seed,
         ) if chosen.selection == "paced" else None  # fmt: skip
         self.replay = ErrorReplay(
-            chosen.replay_capacity, add=chosen.replay_add, max_age=chosen.replay_max_age, seed=self.args.seed
+            chosen.replay_capacity, add=chosen.replay_add, max_age=chosen.replay_max_age, correct_at=chosen.replay_correct_at, seed=self.args.seed
         ) if chosen.replay else None  # fmt: skip
         self._scored: dict[tuple[int, tuple[int, ...]], float] = {}
         self._before: dict[int, float] = {}  # estimates before they were fitted to the present batch
-        self._fresh: list[tuple[int, Tensor, Tensor, float]] | None = []  # rollouts that the buffer has not been offered yet
+        self._fresh: (
+            list[tuple[int, Tensor, Tensor, float]] | None
+        ) = []  # rollouts that the buffer has not been offered yet
         self._numbers: dict[str, list[float]] = defaultdict(list)
         self.add_callback(_Saving(self))
 
@@ -126,7 +128,11 @@ class PacedGRPOTrainer(_GRPOTrainer):
         options: dict[str, Any] = {"chat_template": self.chat_template, **(self.chat_template_kwargs or {})}
         encoded = [
             self.processing_class.apply_chat_template(
-                prompt, tools=getattr(self, "tools", None) or None, add_generation_prompt=True, return_dict=True, **options
+                prompt,
+                tools=getattr(self, "tools", None) or None,
+                add_generation_prompt=True,
+                return_dict=True,
+                **options,
             )["input_ids"]
             for prompt in prompts
         ]
@@ -175,7 +181,7 @@ class PacedGRPOTrainer(_GRPOTrainer):
         means = rewards.nanmean(1)
         known = ~torch.isnan(means)
         if self.pacer is not None:
-            self._numbers["staleness"].append(float(self.pacer.staleness))
+            self._numbers["staleness"].append(float(self.pacer.staleness(ids)))
         if bool(known.any()):
             self.head.update(self._head_optimizer, ids.to(device), rewards.to(device), steps=self.settings.head_steps)
             right = (rewards >= 1) | torch.isnan(rewards)
@@ -201,7 +207,9 @@ class PacedGRPOTrainer(_GRPOTrainer):
         mask = (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logps, entropies = completion_logprobs(model, ids, attention, mask.shape[1], temperature=self.temperature, entropy=True)
+        logps, entropies = completion_logprobs(
+            model, ids, attention, mask.shape[1], temperature=self.temperature, entropy=True
+        )
         old = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
         old = logps.detach() if old is None else old  # TRL leaves them out where they are those of now
         squared, info = self._balance(logps, old, rewards, index, mask)
@@ -226,7 +234,11 @@ class PacedGRPOTrainer(_GRPOTrainer):
         """Position in the dataset and reward of each row: TRL shuffles rows and passes on advantages alone."""
         indices, rewards = [], []
         for prompt, there, text, written in zip(
-            inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], inputs["completion_mask"], strict=True
+            inputs["prompt_ids"],
+            inputs["prompt_mask"],
+            inputs["completion_ids"],
+            inputs["completion_mask"],
+            strict=True,
         ):
             index = self._index_of.get(tuple(prompt[there.bool()].tolist()))
             if index is None:
@@ -238,7 +250,9 @@ class PacedGRPOTrainer(_GRPOTrainer):
             key = (index, tuple(text[written.bool()].tolist()))
             # A row whose mask TRL emptied (mask_truncated_completions) has no key, and no token to be trained on.
             if key not in self._scored and bool(written.any()):
-                raise ValueError("a completion of this batch was not seen by the reward functions; use loss='trl' with this rollout function")
+                raise ValueError(
+                    "a completion of this batch was not seen by the reward functions; use loss='trl' with this rollout function"
+                )
             rewards.append(self._scored.get(key, float("nan")))
         device = inputs["prompt_ids"].device
         return torch.tensor(indices, device=device), torch.tensor(rewards, device=device)
@@ -261,7 +275,14 @@ class PacedGRPOTrainer(_GRPOTrainer):
         if self._fresh is None:
             return
         for row in range(len(index)):
-            self._fresh.append((int(index[row]), tokens[row][written[row]].cpu(), old[row][written[row]].detach().cpu(), float(rewards[row])))
+            self._fresh.append(
+                (
+                    int(index[row]),
+                    tokens[row][written[row]].cpu(),
+                    old[row][written[row]].detach().cpu(),
+                    float(rewards[row]),
+                )
+            )
         if len(self._fresh) < self.args.per_device_train_batch_size * self.args.steps_per_generation:
             return
         groups: dict[int, list[tuple[int, Tensor, Tensor, float]]] = defaultdict(list)
@@ -282,7 +303,7 @@ class PacedGRPOTrainer(_GRPOTrainer):
     def _replayed(self, model: Any) -> tuple[Tensor | float, int]:
         """Summed squares of rollouts from the buffer, older than the batch at hand, and how many they are."""
         assert self.replay is not None
-        batch = self.replay.sample(self.settings.replay)
+        batch = self.replay.sample(self.settings.replay, before=int(self.head.updates))
         self._numbers["replayed"].append(float(len(batch)))
         if not len(batch):
             return 0.0, 0
@@ -294,7 +315,9 @@ class PacedGRPOTrainer(_GRPOTrainer):
         ids, mask = torch.cat([left, batch.tokens], 1).to(device), batch.mask.to(device)
         attention = torch.cat([there, batch.mask], 1).long().to(device)
         logps, _ = completion_logprobs(model, ids, attention, mask.shape[1], temperature=self.temperature)
-        squared, _ = self._balance(logps, batch.old_logps.to(device), batch.rewards.to(device), batch.prompt_ids.to(device), mask)
+        squared, _ = self._balance(
+            logps, batch.old_logps.to(device), batch.rewards.to(device), batch.prompt_ids.to(device), mask
+        )
         self._numbers["replay_age"].append(float((int(self.head.updates) - batch.steps).float().mean()))
         return squared.sum(), len(batch)
 
@@ -353,81 +376,21 @@ class _Saving(TrainerCallback):
         torch.save({**self.trainer.paced_state(), "epoch_complete": complete}, os.path.join(folder, STATE))
 
 
-class _Heard:
-    """What the reward functions said of the batch of completions at hand, by function."""
-
-    def __init__(self) -> None:
-        self._said: dict[int, tuple[list[int], list[tuple[int, ...]], list[float]]] = {}
-        self._functions = 0
-
-    def listening(self, function: Any, place: int) -> Callable[..., Any]:
-        """The reward function, unchanged but for being listened to."""
-        if not callable(function) or isinstance(function, torch.nn.Module):
-            raise ValueError(f"reward functions must be functions; a reward model goes into one that calls it; got {type(function).__name__}")
-        self._functions = max(self._functions, place + 1)
-        name = getattr(function, "__name__", type(function).__name__)
-        if inspect.iscoroutinefunction(function):
-
-            async def asked(**kwargs: Any) -> Any:
-                index = kwargs.pop(INDEX, None)
-                return self._note(place, index, kwargs, await function(**kwargs))
-        else:
-
-            def asked(**kwargs: Any) -> Any:
-                index = kwargs.pop(INDEX, None)
-                return self._note(place, index, kwargs, function(**kwargs))
-
-        if hasattr(function, "__name__"):
-            return wraps(function)(asked)
-        asked.__name__ = name
-        return asked
-
-    def _note(self, place: int, index: Sequence[int] | None, kwargs: Any, rewards: Any) -> Any:
-        if index is None:  # a data set for evaluation
-            return rewards
-        if place in self._said:
-            self._said = {}
-        values = [float("nan") if value is None else float(value) for value in rewards]
-        self._said[place] = (list(index), [tuple(map(int, ids)) for ids in kwargs["completion_ids"]], values)
-        return rewards
-
-    def take(self, weights: Tensor) -> dict[tuple[int, tuple[int, ...]], list[float]] | None:
-        """Rewards of each (prompt, completion), weighted and summed as TRL does; None where nothing new was said."""
-        if len(self._said) < self._functions:
-            return None
-        index, completions, _ = self._said[0]
-        table = torch.tensor([self._said[place][2] for place in range(self._functions)])
-        totals = (table * weights.cpu()[:, None]).nansum(0)
-        totals[torch.isnan(table).all(0)] = float("nan")
-        found: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
-        for place, key in enumerate(zip(index, completions, strict=True)):
-            found[key].append(float(totals[place]))
-        self._said = {}
-        return found
-
-
-def _with_indices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a GRPO trainer with the column `INDEX` in its training data."""
-    data = kwargs.get("train_dataset", args[1] if len(args) > 1 else None)
-    if data is None or not hasattr(data, "add_column") or not hasattr(data, "__len__"):
-        raise ValueError("PacedGRPOTrainer needs a train_dataset that can be indexed (datasets.Dataset): it looks at every prompt of the pool")
-    if "prompt" not in data.column_names:
-        raise ValueError(f"the train_dataset has no column 'prompt'; it has {', '.join(data.column_names)}")
-    if INDEX in data.column_names:
-        data = data.remove_columns(INDEX)
-    data = data.add_column(INDEX, list(range(len(data))))
-    if "train_dataset" in kwargs:
-        return args, {**kwargs, "train_dataset": data}
-    return (args[0], data, *args[2:]), kwargs
-
-
-def _positions(prompt_ids: Sequence[Sequence[int]]) -> dict[tuple[int, ...], int]:
-    found: dict[tuple[int, ...], int] = {}
-    for place, ids in enumerate(prompt_ids):
-        first = found.setdefault(tuple(ids), place)
-        if first != place:
-            raise ValueError(f"prompts {first} and {place} of the dataset are the same; each prompt may stand there once")
-    return found
+def _check_config(args: Any) -> None:
+    if args is None:
+        return
+    usual = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0), "repetition_penalty": (None, 1.0)}
+    for name, values in usual.items():
+        if getattr(args, name, None) not in values:
+            raise ValueError(
+                f"trajectory balance needs the log-probabilities of the distribution that is sampled from, and {name}={getattr(args, name)!r} changes it"
+                " behind them; sample without it, or take loss='trl'"
+            )
+    if args.beta:
+        raise ValueError(
+            f"trajectory balance has no penalty on the divergence from a reference model, so that beta={args.beta:g} would do nothing; set beta=0"
+            " (how far a step may go is PacedSettings' tb_beta), or take loss='trl'"
+        )
 
 
 def _gathered(values: list[Any]) -> list[Any]:

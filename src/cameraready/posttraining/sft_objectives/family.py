@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+import numbers
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,13 +49,22 @@ def settings_of(name: str, given: dict[str, float | None]) -> dict[str, float]:
             takes = ", ".join(settings) or "no settings"
             raise ValueError(f"objective {name!r} has no setting {key!r}; it takes {takes}")
         low, high, sentence = _RANGES[key]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not low <= value <= high or math.isinf(value):
+        plain = number(value)
+        if plain is None or not low <= plain <= high or math.isinf(plain):
             raise ValueError(f"{sentence}, got {value!r}")
-        settings[key] = float(value)
+        settings[key] = plain
     if name == "gce" and not 0 < settings["alpha"] <= 1:
         raise ValueError(f"generalized cross-entropy has 0 < alpha <= 1, got {settings['alpha']}; 'alpha' takes others")
     return settings
+
+
+def number(value: Any) -> float | None:
+    """A number as a float: Python's, NumPy's or a tensor of one; None for anything else, truth values included."""
+    if isinstance(value, Tensor) and value.ndim == 0 and value.dtype != torch.bool:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return float(value)
 
 
 def values(name: str, settings: dict[str, float], logps: Tensor) -> Tensor:

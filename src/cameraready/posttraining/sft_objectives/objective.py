@@ -25,10 +25,9 @@ class ProbabilityObjective:
     ever more trusting of the model's prior above. A token's gradient is that of cross-entropy times ``p^alpha``, so what the model finds
     unlikely, mistakes in demonstrations as well as what it has yet to learn, is left alone.
 
-    Use it in place of the loss of `transformers.Trainer` (``compute_loss_func=objective``) or TRL (`ProbabilitySFTTrainer`, or
-    ``compute_loss_func`` until TRL 2.0), or in a loop of your own (`loss`, or `chunked`, which never makes all logits). Not for a model
-    without a prior on the task: from p = 0.01 alpha = 1 learns a hundred times more slowly than the log-likelihood, alpha = 10 not at all;
-    ask `recommend`. Values of different objectives cannot be compared with each other.
+    Use it in `transformers.Trainer` (``compute_loss_func=objective``), in TRL (`ProbabilitySFTTrainer`) or in a loop of your own (`loss`, or
+    `chunked`, which never makes all logits). Not for a model without a prior on the task: from p = 0.01 alpha = 1 learns a hundred times more
+    slowly than the log-likelihood; ask `recommend`. Values of different objectives cannot be compared with each other.
 
     Parameters
     ----------
@@ -91,13 +90,13 @@ class ProbabilityObjective:
             raise ValueError(f"side must be 'top' or 'bottom', got {self.side!r}")
         if self.normalize not in ("all", "kept"):
             raise ValueError(f"normalize must be 'all' or 'kept', got {self.normalize!r}")
-        q = self.threshold
-        if q is None:
+        if self.threshold is None:
             return
-        fits = isinstance(q, (int, float)) and (0 <= q < 1 if self.side == "top" else 0 < q <= 1)
-        if not fits or isinstance(q, bool):
+        q = family.number(self.threshold)
+        if q is None or not (0 <= q < 1 if self.side == "top" else 0 < q <= 1):
             span = "from 0 to below 1" if self.side == "top" else "above 0 and up to 1"
-            raise ValueError(f"a threshold with side={self.side!r} must be {span}, got {q!r}")
+            raise ValueError(f"a threshold with side={self.side!r} must be {span}, got {self.threshold!r}")
+        object.__setattr__(self, "threshold", q)
 
     @classmethod
     def from_name(cls, name: str) -> ProbabilityObjective:
@@ -106,10 +105,7 @@ class ProbabilityObjective:
         ``original`` and ``logp`` are the log-likelihood, ``p`` is 1 - p, ``GeneralFamily-A`` the family with alpha = A, and ``OnlyTopP-Q``,
         ``OnlyBottomP-Q``, ``OnlyTopLogP-Q`` and ``OnlyBottomLogP-Q`` thresholds, normalised by what they keep.
 
-        Raises
-        ------
-        ValueError
-            Another name, or a number out of range (a negative alpha, a threshold that keeps nothing).
+        Any other, or a number out of range (a negative alpha, a threshold that keeps nothing), raises a ValueError.
         """
         if name in ("original", "logp", "p"):
             return cls(alpha=1.0 if name == "p" else 0.0)
@@ -129,9 +125,11 @@ class ProbabilityObjective:
         return cls(alpha=0.0 if found[3] else 1.0, threshold=number, side=side, normalize="kept")
 
     def __repr__(self) -> str:
-        parts = [repr(self.name), *(f"{key}={value:g}" for key, value in self.settings.items())]
+        parts = [repr(self.name), *(f"{key}={value!r}" for key, value in self.settings.items())]
         if self.threshold is not None:
-            parts += [f"threshold={self.threshold:g}", f"side={self.side!r}", f"normalize={self.normalize!r}"]
+            parts += [f"threshold={self.threshold!r}", f"side={self.side!r}", f"normalize={self.normalize!r}"]
+        if self.ignore_index != IGNORED:
+            parts.append(f"ignore_index={self.ignore_index}")
         return f"ProbabilityObjective({', '.join(parts)})"
 
     @property
@@ -190,9 +188,8 @@ class ProbabilityObjective:
         labels : LongTensor of shape (B, T)
             Unshifted; they are not changed.
         num_items_in_batch : int or Tensor, optional
-            Labels in all micro-batches of the optimizer step; losses of micro-batches then add up to the whole batch's exactly. With
-            ``normalize="kept"`` it is the micro-batches' means that are averaged, weighted by their labels: exact normalisation by what the
-            threshold keeps over several micro-batches needs `ProbabilitySFTTrainer`.
+            Labels in all micro-batches of the step, whose losses then add up to the whole batch's. With ``normalize="kept"`` it is their means
+            that are averaged, weighted by labels: to divide by what is kept in all of them takes `ProbabilitySFTTrainer`.
 
         Returns
         -------
@@ -329,7 +326,7 @@ class ProbabilityObjective:
         Parameters
         ----------
         logps, mask : Tensors of shape (B, L)
-            Of the labels, and which of them count. What `mask` leaves out may be anything and gets no gradient.
+            Of the labels, and which count. What `mask` leaves out may be anything and gets no gradient.
         mean_logps : Tensor of shape (B, L), optional
             Mean over the vocabulary, for label smoothing alone.
         reduction, weights, num_items, num_kept
@@ -342,7 +339,8 @@ class ProbabilityObjective:
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
         mask = mask.bool()
-        keep = mask & self.keeps(logps.detach().exp())
+        # A NaN is kept, whatever the threshold, so that a broken model does not look like one with nothing to learn.
+        keep = mask & (self.keeps(logps.detach().exp()) | logps.detach().isnan())
         self.stats.add(logps.detach(), mask, keep)
         # What is dropped is replaced before f is taken, so that no infinity meets a zero on the way back.
         inside = torch.where(keep, logps, 0.0)
@@ -357,7 +355,7 @@ class ProbabilityObjective:
             value = self.value(inside)
         value = torch.where(keep, value, 0.0)
         if weights is not None:
-            value = value * _per_label(weights, value)
+            value = torch.where(keep, value * _per_label(weights, value), 0.0)
         if reduction == "none":
             return value
         if reduction == "sum":
@@ -381,14 +379,14 @@ def _number(value: Tensor | float, like: Tensor) -> Tensor:
     """A count as a scalar tensor on the device of `like`."""
     if isinstance(value, Tensor):
         return value.to(like.device).sum()
-    if value < 0:
-        raise ValueError(f"a number of labels cannot be negative, got {value}")
+    if not value >= 0 or value != int(value):
+        raise ValueError(f"a number of labels must be a whole number of at least 0, got {value}")
     return torch.as_tensor(value, device=like.device)
 
 
 def _per_label(weights: Tensor, value: Tensor) -> Tensor:
     """Weights of samples or labels, for values of shape (B, L)."""
-    weights = weights.to(value)
+    weights = torch.as_tensor(weights).to(value)
     if weights.shape == value.shape[:1]:
         return weights[:, None]
     if weights.shape == value.shape:

@@ -49,6 +49,12 @@ class PriorStrength:
     demonstrations: int
     gradient_mass: Mapping[str, np.ndarray]
 
+    def __repr__(self) -> str:
+        return (
+            f"PriorStrength(mean={self.mean:.3g}, median={self.median:.3g}, below={self.below:.3g}, above={self.above:.3g}, "
+            f"tokens={self.tokens}, demonstrations={self.demonstrations})"
+        )
+
     @property
     def median(self) -> float:
         return self.quantile(0.5)
@@ -115,7 +121,8 @@ def prior_strength(
 ) -> PriorStrength:
     """How strong the prior of `model` on `dataset` is: its probabilities of the completions' tokens, prompts left out.
 
-    Measure it before training, on the demonstrations that will be trained on, with the model that will be trained, then ask `recommend`.
+    Measure it before training, on the demonstrations that will be trained on, with the model that will be trained, then ask `recommend`. Only
+    completions count, as where TRL trains on them alone (``assistant_only_loss``, or prompts with completions); of ``messages``, that is the last.
     A forward pass over the demonstrations; the logits of a batch are never all made.
 
     Parameters
@@ -144,8 +151,18 @@ def prior_strength(
     ValueError
         A demonstration has another form (which one is said), or there are no completion tokens.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 or None, got {limit}")
+    for name, value in {
+        "limit": 1 if limit is None else limit,
+        "max_length": max_length,
+        "batch_size": batch_size,
+    }.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    for name, objective in objectives.items():
+        if objective.needs_logits:
+            raise ValueError(
+                f"objective {name!r} is no function of a token's probability alone, so its gradient has no weight"
+            )
     encoded = []
     for place, row in enumerate(dataset):
         if limit is not None and place >= limit:
@@ -167,8 +184,17 @@ def demonstration(tokenizer: Any, row: Any, place: int = 0) -> tuple[list[int], 
             f"demonstration {place + 1} is {type(row).__name__}; expected a mapping or a pair (prompt, completion)"
         )
     if "input_ids" in row and "labels" in row:
-        return [int(i) for i in row["input_ids"]], [int(i) for i in row["labels"]]
+        ids, labels = ([int(i) for i in row[name]] for name in ("input_ids", "labels"))
+        if len(ids) != len(labels):
+            raise ValueError(
+                f"demonstration {place + 1} has {len(ids)} input_ids and {len(labels)} labels; there must be one for each"
+            )
+        return ids, labels
     if "messages" in row and "completion" not in row:
+        if len(row["messages"]) < 2:
+            raise ValueError(
+                f"demonstration {place + 1} has {len(row['messages'])} messages; expected a question and its answer at least"
+            )
         row = {"prompt": row["messages"][:-1], "completion": row["messages"][-1:]}
     prompt, completion = row.get("prompt"), row.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
@@ -176,7 +202,7 @@ def demonstration(tokenizer: Any, row: Any, place: int = 0) -> tuple[list[int], 
         whole = tokenizer(prompt + completion)["input_ids"]
         if tokenizer.eos_token_id is not None and (not whole or whole[-1] != tokenizer.eos_token_id):
             whole = [*whole, tokenizer.eos_token_id]
-    elif isinstance(prompt, (list, tuple)) and isinstance(completion, (list, tuple)) and completion:
+    elif _are_messages(prompt) and _are_messages(completion):
         before = _templated(tokenizer, list(prompt), add_generation_prompt=True)
         whole = _templated(tokenizer, [*prompt, *completion])
     else:
@@ -189,6 +215,10 @@ def demonstration(tokenizer: Any, row: Any, place: int = 0) -> tuple[list[int], 
     while shared < min(len(before), len(whole)) and before[shared] == whole[shared]:
         shared += 1
     return list(whole), [IGNORED] * shared + list(whole[shared:])
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(isinstance(each, Mapping) for each in value)
 
 
 def _templated(tokenizer: Any, messages: list[Any], **options: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,16 @@ class LossStats:
             counts = counts + self._counts.to(counts.device)
             mass = mass + self._mass.to(mass.device)
         self._counts, self._mass = counts, mass
+
+    def reduce(self, accelerator: Any) -> None:
+        """Make the counts those of all processes of an `accelerate.Accelerator`; to be called by all of them."""
+        if accelerator.num_processes == 1:
+            return
+        device = accelerator.device
+        counts = torch.zeros(5, dtype=torch.long) if self._counts is None else self._counts
+        mass = torch.zeros((), dtype=torch.double) if self._mass is None else self._mass
+        self._counts = accelerator.reduce(counts.to(device), reduction="sum")
+        self._mass = accelerator.reduce(mass.to(device), reduction="sum")
 
     def reset(self) -> None:
         """Forget everything."""

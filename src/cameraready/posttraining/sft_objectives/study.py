@@ -13,6 +13,7 @@ from cameraready.evidence import (
     Context,
     Figure,
     Spec,
+    SpecError,
     Study,
     Untested,
     above,
@@ -47,7 +48,15 @@ SPLITS = 10
 
 def open_workload(spec: Spec) -> Any:
     """The continuum, the formulas, the costs, or a language model with demonstrations."""
-    return open_posttraining(spec, shipped=(CONTINUUM, QUICK, FORMULAS, MEMORY))
+    workload = open_posttraining(spec, shipped=(CONTINUUM, QUICK, FORMULAS, MEMORY))
+    prompts = getattr(workload, "prompts", None)
+    different = len({prompt for prompt, _ in prompts or ()})
+    if prompts is not None and different < trials.FEWEST:
+        raise SpecError(
+            f"{spec.options['data']} has {different} different prompts; to divide them ten times into trained and held out takes "
+            f"{trials.FEWEST} or more"
+        )
+    return workload
 
 
 def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
@@ -59,7 +68,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     elif workload == FORMULAS:
         yield {"part": "formulas", "blocks": 2 if smoke else 12}
     elif workload == MEMORY:
-        yield {"part": "memory", "blocks": 1 if smoke else 12, "vocabulary": 4_000 if smoke else 151_936}
+        yield {"part": "memory", "blocks": 1 if smoke else 10, "vocabulary": 4_000 if smoke else 151_936}
     else:
         shipped = workload == QWEN
         for split in range(1 if smoke else SPLITS):
@@ -252,10 +261,10 @@ STUDY = Study(
         *OF_OURS,
     ],
     answer=Answer(
-        measure=ratio("error", "recommended", "nll", floor=1e-3),
-        better="train {workload} with {level}: its errors are {estimate} times [{low}, {high}] those after the log-likelihood",
-        worse="train {workload} with the log-likelihood after all, though the prior speaks for {level}: errors would be {estimate} times [{low}, {high}] as many",
-        tie="train {workload} with {level}: its errors are about as many as after the log-likelihood, {estimate} times [{low}, {high}]",
+        measure=ratio("error", "recommended", "alternative", floor=1e-3),
+        better="fine-tune {workload} by {level}: its errors are {estimate} times [{low}, {high}] as many",
+        worse="the prior speaks for {level} on {workload}, and it is wrong: errors are {estimate} times [{low}, {high}] as many",
+        tie="on {workload} it matters little whether to train by {level}: errors are {estimate} times [{low}, {high}] as many",
         by="setting",
         by_label="{level}",
         workloads=[QWEN, "own"],

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cameraready.models import anatomy
+from cameraready.posttraining._logprobs import IGNORED
 from cameraready.posttraining._trl import import_trl
 from cameraready.posttraining.sft_objectives.objective import ProbabilityObjective
 from cameraready.posttraining.sft_objectives.scoring import label_logprobs, logits_of
@@ -16,11 +18,14 @@ _SFTTrainer: Any = import_trl().SFTTrainer
 
 
 class ProbabilitySFTTrainer(_SFTTrainer):
-    """`trl.SFTTrainer` that trains on a `ProbabilityObjective`.
+    """`trl.SFTTrainer` that trains on a `ProbabilityObjective`: the way to use one in TRL.
 
-    Exact under gradient accumulation and over processes, also where a threshold's kept labels are the denominator. Logs ``kept_fraction``,
-    ``mean_probability`` and ``batches_without_survivors`` beside the loss, whose values cannot be compared between objectives: follow
-    ``eval_loss`` of one objective only, or the metrics of your task.
+    TRL's hook ``compute_loss_func`` takes one as well, at the price of a second forward pass a step, and goes away in TRL 2.0.
+
+    Exact under gradient accumulation, and over processes with ``average_tokens_across_devices=True`` (its default), also where a threshold's kept
+    labels are the denominator: they are counted in a forward pass of their own before the step, under the same dropout. Logs
+    ``kept_fraction``, ``mean_probability`` and ``batches_without_survivors``, of all processes, beside the loss, whose values cannot be
+    compared between objectives: follow ``eval_loss`` of one objective only, or the metrics of your task.
 
     Parameters
     ----------
@@ -49,6 +54,10 @@ class ProbabilitySFTTrainer(_SFTTrainer):
         super().__init__(*args, **kwargs)
         if self.args.loss_type not in ("nll", "chunked_nll"):
             raise ValueError(f"the objective is the loss; leave loss_type at 'nll', not {self.args.loss_type!r}")
+        if objective.ignore_index != IGNORED:
+            raise ValueError(
+                f"TRL marks tokens without a loss with {IGNORED}; leave the objective's ignore_index there"
+            )
         if self.args.label_smoothing_factor:
             raise ValueError("for smoothed labels use ProbabilityObjective('label_smoothing', smoothing=...)")
         if getattr(self, "aux_loss_enabled", False):
@@ -70,11 +79,16 @@ class ProbabilitySFTTrainer(_SFTTrainer):
     @torch.no_grad()
     def _count_kept(self, samples: list[Any], device: torch.device) -> Tensor:
         kept = torch.zeros((), dtype=torch.long, device=device)
-        for sample in samples:
-            inputs = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in sample.items()}
-            with self.compute_loss_context_manager():
-                logps, mask, _, _ = self._scores(self.model_wrapped, inputs, self.chunked)
-            kept += (mask & self.objective.keeps(logps.exp())).sum()
+        self.model_wrapped.train()
+        if self.chunked:
+            anatomy(self.model_wrapped)  # which looks at a model once, and may draw random numbers then
+        # The losses that follow draw the same dropout in the same order.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for sample in samples:
+                inputs = {key: each.to(device) if isinstance(each, Tensor) else each for key, each in sample.items()}
+                with self.compute_loss_context_manager():
+                    logps, mask, _, _ = self._scores(self.model_wrapped, inputs, self.chunked)
+                kept += (mask & self.objective.keeps(logps.exp())).sum()
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             kept = self.accelerator.gather(kept).sum()
         return kept
@@ -118,6 +132,7 @@ class ProbabilitySFTTrainer(_SFTTrainer):
         """Adds what the objective has seen since the last time."""
         training = self.model.training
         stats = (self.objective if training else self._evaluated).stats
+        stats.reduce(self.accelerator)
         seen = stats.summary()
         if seen["tokens"]:
             for name in ("kept_fraction", "mean_probability", "batches_without_survivors"):

@@ -13,8 +13,8 @@ from cameraready.posttraining.bandpo.bounds import band_bounds
 from cameraready.posttraining.bandpo.loss import BUCKETS, token_losses
 
 Bounds = Callable[[Tensor, float], tuple[Tensor, Tensor]]
-#: Multiples of its usual setting that each arm's sweep tries.
-MULTIPLES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+#: Multiples of its usual setting that an arm's sweep tries: seven for each arm.
+MULTIPLES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Arm:
         Each token's ratio, one ratio a sequence (GSPO), or the weight of each token's gradient (CISPO).
     per : {"sequence", "token"}
         Mean over each completion's tokens and then completions (TRL's ``grpo``), or over all tokens (``dapo``, ``cispo``).
+    multiples : tuple of float
     sweeps : {"bounds", "lr"}
         What the multiples multiply. A loss without a region (CISPO) is brought to equal KL by its learning rate.
     """
@@ -39,6 +40,7 @@ class Arm:
     bounds: Bounds
     bounded: Literal["token", "sequence", "weight"] = "token"
     per: Literal["sequence", "token"] = "sequence"
+    multiples: tuple[float, ...] = MULTIPLES
     sweeps: Literal["bounds", "lr"] = "bounds"
 
     def __call__(
@@ -98,7 +100,7 @@ def per_seed(bounds: Bounds, old: Tensor, setting: Tensor) -> tuple[Tensor, Tens
 def cuts(old: Tensor, mask: Tensor, up: Tensor, down: Tensor) -> dict[str, Tensor]:
     """Shares of tokens cut by the upper and lower bound, and of all tokens those of each bucket of old probability and their cuts; (S,) each."""
     seeds, total = len(old), mask.flatten(1).sum(1).clamp(min=1)
-    bucket = torch.bucketize(old, torch.tensor(BUCKETS, dtype=old.dtype).log()).flatten(1)
+    bucket = torch.bucketize(old.contiguous(), torch.tensor(BUCKETS, dtype=old.dtype).log()).flatten(1)
     found = {"clip_up": up.flatten(1).sum(1) / total, "clip_down": down.flatten(1).sum(1) / total}
     for name, what in (("tokens", mask), ("up", up), ("down", down)):
         counts = torch.zeros(seeds, len(BUCKETS) + 1).scatter_add_(1, bucket, what.flatten(1).float())
@@ -145,8 +147,10 @@ ARMS: Mapping[str, Arm] = {
     "clip-higher": Arm(0.2, constant(1.4)),
     "dapo": Arm(0.2, constant(1.4), per="token"),
     "dcpo": Arm(0.2, dcpo),
-    "gspo": Arm(3e-4, constant(4 / 3), bounded="sequence"),
-    "cispo": Arm(5.0, cap, bounded="weight", per="token", sweeps="lr"),
+    "gspo": Arm(
+        3e-4, constant(4 / 3), bounded="sequence", multiples=(1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+    ),  # sequences are short here
+    "cispo": Arm(5.0, cap, bounded="weight", per="token", multiples=(0.15, 0.3, 0.5, 0.7, 0.85, 1.0, 1.3), sweeps="lr"),
 }
 
 
@@ -156,6 +160,7 @@ class Own:
 
     loss: Callable[..., Any]
     usual: float = 1.0
+    multiples: tuple[float, ...] = MULTIPLES
     sweeps: Literal["bounds", "lr"] = "bounds"
 
     def __call__(

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from cameraready.posttraining import _testbed
-from cameraready.posttraining.bandpo.experiment.arms import ARMS, MULTIPLES, Arm, terms
+from cameraready.posttraining.bandpo.experiment.arms import ARMS, Arm, terms
 from cameraready.posttraining.bandpo.experiment.matching import matched
-from cameraready.posttraining.bandpo.experiment.training import MINIBATCHES, TUNING
+from cameraready.posttraining.bandpo.experiment.training import MINIBATCHES, TUNING, buckets
 from cameraready.posttraining.bandpo.loss import BUCKETS
 
-#: Of Adam on the logits: a round of eight steps could multiply a rare arm's probability by two.
-RATE = 0.1
+#: Of Adam on the logits: a round of eight steps could raise a rare arm's logit by a quarter.
+RATE = 0.03
 
 
 class Bandits:
@@ -29,15 +29,20 @@ def targets(bandits: Bandits) -> dict[str, np.ndarray]:
     return {"target": np.array(_sweep(bandits, ARMS["clip"], (1.0,))[0])}
 
 
-def played(bandits: Bandits, arm: Arm, target: float) -> list[dict[str, Any]]:
+def played(bandits: Bandits, arm: Any, target: float, multiple: float | None = None) -> list[dict[str, Any]]:
     """Rows like those of `training.trained`."""
-    multiple = matched(MULTIPLES, _sweep(bandits, arm, MULTIPLES), target)
+    if not isinstance(arm, Arm):
+        raise ValueError(
+            "the bandit's gradients are sums over all arms, which a loss of sampled completions is not told; --on another workload"
+        )
+    if multiple is None:
+        multiple = matched(arm.multiples, _sweep(bandits, arm, arm.multiples), target)
     curve = play(arm, range(bandits.seeds), torch.full((bandits.seeds,), multiple), bandits.rounds)
     rows, rounds = [], np.arange(bandits.rounds + 1)
     for seed in range(bandits.seeds):
         now = {name: values[:, seed] for name, values in curve.items()}
         reached = np.nonzero(now["rare"] >= 0.5)[0]
-        per_round = now["spent"][-1] / bandits.rounds
+        per_round = now["spent"][bandits.tuning_rounds] / bandits.tuning_rounds
         end = {
             "kl_round": per_round,
             "kl_ratio": per_round / target,
@@ -50,14 +55,33 @@ def played(bandits: Bandits, arm: Arm, target: float) -> list[dict[str, Any]]:
             end[name] = values[-1]
             end[f"{name}_mean"] = np.trapezoid(values, rounds) / bandits.rounds
             end[f"{name}_at_kl"] = np.interp(0.5 * target * bandits.rounds, now["spent"], values)
-        for place in range(len(BUCKETS) + 1):
-            tokens = now[f"tokens_{place}"][1:].sum()
-            for side in ("up", "down"):
-                end[f"{side}_{place}"] = now[f"{side}_{place}"][1:].sum() / tokens if tokens else None
-        rows.append({"run": seed, "kind": "end", "multiple": multiple, **{k: v if v is None else float(f"{v:.6g}") for k, v in end.items()}})
+        rows.append(
+            {
+                "run": seed,
+                "kind": "end",
+                "multiple": multiple,
+                **{k: float(f"{v:.6g}") for k, v in end.items()},
+            }
+        )
+        rows += buckets(seed, {name: float(values[1:].sum()) for name, values in now.items() if name[-2:-1] == "_"})
         for place in range(0, bandits.rounds + 1, 10):
-            shown = {"entropy_now": "entropy", "accuracy_now": "rare", "rare_now": "rare", "spent": "spent", "pass16_now": "pass16"}
-            rows.append({"run": seed, "kind": "curve", "round": place, **{to: float(f"{now[name][place]:.4g}") for to, name in shown.items()}})
+            point = {
+                "entropy_now": now["entropy"],
+                "accuracy_now": now["rare"],
+                "rare_now": now["rare"],
+                "pass16_now": now["pass16"],
+                "clip_up_now": now["clip_up"],
+                "clip_down_now": now["clip_down"],
+            }
+            point["spent"] = curve["spent"].mean(1)  # over runs, so that they share their abscissa
+            rows.append(
+                {
+                    "run": seed,
+                    "kind": "curve",
+                    "round": place,
+                    **{name: float(f"{value[place]:.4g}") for name, value in point.items()},
+                }
+            )
     return rows
 
 
@@ -76,7 +100,15 @@ def play(arm: Arm, seeds: Any, multiples: Tensor, rounds: int) -> dict[str, np.n
     for turn in range(rounds + 1):
         old = torch.log_softmax(logits.detach(), -1)
         rare = (old.exp() * reward).sum(-1)
-        curve.append({"rare": rare, "entropy": _testbed.exact.sequence_entropy(old), "pass16": _testbed.exact.pass_at_k(rare, 16), "spent": spent, **shares})
+        curve.append(
+            {
+                "rare": rare,
+                "entropy": _testbed.exact.sequence_entropy(old),
+                "pass16": _testbed.exact.pass_at_k(rare, 16),
+                "spent": spent,
+                **shares,
+            }
+        )
         if turn == rounds:
             break
         advantage = (reward - rare[:, None]) / (rare * (1 - rare)).sqrt()[:, None].clamp(min=1e-4)
@@ -84,7 +116,9 @@ def play(arm: Arm, seeds: Any, multiples: Tensor, rounds: int) -> dict[str, np.n
         for _ in range(MINIBATCHES):
             logps = torch.log_softmax(logits, -1)
             everything = torch.ones_like(old, dtype=torch.bool)[:, None, :, None]
-            each, up, down = terms(arm, logps[:, None, :, None], old[:, None, :, None], advantage[:, None, :, None], everything, setting)
+            each, up, down = terms(
+                arm, logps[:, None, :, None], old[:, None, :, None], advantage[:, None, :, None], everything, setting
+            )
             losses = (old.exp() * each[:, 0, :, 0]).sum(-1)
             (logits.grad,) = torch.autograd.grad(losses.sum(), [logits])
             update.step()
@@ -102,7 +136,11 @@ def _weighted(old: Tensor, up: Tensor, down: Tensor) -> dict[str, Tensor]:
     found = {"clip_up": (p * up).sum(-1), "clip_down": (p * down).sum(-1)}
     for place in range(len(BUCKETS) + 1):
         here = p * (bucket == place)
-        found |= {f"tokens_{place}": here.sum(-1), f"up_{place}": (here * up).sum(-1), f"down_{place}": (here * down).sum(-1)}
+        found |= {
+            f"tokens_{place}": here.sum(-1),
+            f"up_{place}": (here * up).sum(-1),
+            f"down_{place}": (here * down).sum(-1),
+        }
     return found
 
 
@@ -111,5 +149,3 @@ def _sweep(bandits: Bandits, arm: Arm, multiples: Any) -> list[float]:
     each = torch.tensor([multiple for multiple in multiples for _ in TUNING])
     curve = play(arm, seeds, each, bandits.tuning_rounds)
     return (curve["spent"][-1].reshape(len(multiples), len(TUNING)).mean(1) / bandits.tuning_rounds).tolist()
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ def matched(multiples: Sequence[float], kl: Sequence[float], target: float) -> f
     points = [(math.log(m), math.log(max(k, 1e-12))) for m, k in zip(multiples, kl, strict=True)]
     goal = math.log(target)
     crossings = []
-    for (x, y), (x2, y2) in zip(points, points[1:], strict=False):
+    for (x, y), (x2, y2) in itertools.pairwise(points):
         if (y - goal) * (y2 - goal) <= 0 and y != y2:
             crossings.append(x + (x2 - x) * (goal - y) / (y2 - y))
     if crossings:

@@ -10,27 +10,29 @@ import torch
 from torch import Tensor
 
 from cameraready.posttraining import _testbed
-from cameraready.posttraining.bandpo.experiment.arms import ARMS, MULTIPLES, Own
+from cameraready.posttraining.bandpo.experiment.arms import ARMS, Own
 from cameraready.posttraining.bandpo.experiment.matching import matched
 from cameraready.posttraining.bandpo.loss import BUCKETS
 
 #: Optimizer steps on each round of 16 prompts with 16 completions.
 MINIBATCHES, PROMPTS, GROUP, RATE = 8, 16, 16, 2e-3
 #: Seeds on which settings are chosen; never those of a verdict.
-TUNING = (1000, 1001)
+TUNING = (1000, 1001, 1002)
 
 
 class Field:
     """A task with what a run on it takes."""
 
     def __init__(self, task: Any, *, seeds: int, rounds: int, tuning_rounds: int, warm_up: int) -> None:
-        self.task, self.seeds, self.rounds, self.tuning_rounds, self.warm_up = task, seeds, rounds, tuning_rounds, warm_up
+        self.task, self.seeds, self.rounds, self.tuning_rounds, self.warm_up = (
+            task,
+            seeds,
+            rounds,
+            tuning_rounds,
+            warm_up,
+        )
         self.prompts = min(PROMPTS, task.prompts)
         self.minibatches = next(m for m in range(MINIBATCHES, 0, -1) if self.prompts % m == 0)
-
-    @property
-    def fingerprint(self) -> str:
-        return self.task.name
 
 
 def prepared(field: Field) -> dict[str, np.ndarray]:
@@ -38,45 +40,75 @@ def prepared(field: Field) -> dict[str, np.ndarray]:
     numbers = [*range(field.seeds), *TUNING]
     policy = _testbed.GRUs(numbers, field.task.vocabulary, field.task.features.shape[1])
     if field.task.start is not None:
-        _testbed.warm_up(policy, field.task, steps=field.warm_up, prompts_per_step=min(32, field.task.prompts), seeds=numbers)
+        _testbed.warm_up(
+            policy, field.task, steps=field.warm_up, prompts_per_step=min(32, field.task.prompts), seeds=numbers
+        )
     state = {f"policy/{name}": value.numpy() for name, value in policy.state().items()}
     kl = _sweep(field, ARMS["clip"], state, (1.0,))
+    if not kl[0] > 0:
+        raise ValueError(
+            f"on {field.task.name} a policy does not move in {field.tuning_rounds} rounds of clipped policy gradients, so that there is nothing to be "
+            "clipped: in no group of 16 completions do rewards differ. Give a task that is right sometimes"
+        )
     return {**state, "target": np.array(kl[0])}
 
 
-def trained(field: Field, arm: Any, own: bool, given: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Rows of one arm: for each run its end, and its curve.
+def trained(
+    field: Field, arm: Any, own: bool, given: Mapping[str, np.ndarray], multiple: float | None = None
+) -> list[dict[str, Any]]:
+    """Rows of one arm, at the multiple of its usual setting that brings it to the target's KL or a given one: for each run its end, and its curve.
 
     Returns
     -------
     list of dict
         ``kind`` "end": setting, KL of a round and its ratio to the target, rounds until the goal (the length of the run where it was not
-        reached; ``reached`` says which), numbers at the end, means over the run, numbers at equal KL spent, and clips by old probability.
-        ``kind`` "curve": numbers by round.
+        reached; ``reached`` says which), numbers at the end, means over the run, numbers at equal KL spent.
+        ``kind`` "curve": numbers by round. ``kind`` "bucket": shares of cut tokens by old probability.
     """
     arm = Own(arm) if own else arm
     target = float(given["target"])
-    kl = _sweep(field, arm, given, MULTIPLES)
-    multiple = matched(MULTIPLES, kl, target)
-    rows = run(field, arm, _policy(field, given, range(field.seeds)), range(field.seeds), [multiple] * field.seeds, field.rounds, 2)
+    if multiple is None:
+        multiple = matched(arm.multiples, _sweep(field, arm, given, arm.multiples), target)
+    rows = run(
+        field,
+        arm,
+        _policy(field, given, range(field.seeds)),
+        range(field.seeds),
+        [multiple] * field.seeds,
+        field.rounds,
+        2,
+    )
     found = []
     for seed in range(field.seeds):
         curve = [row for row in rows if row["run"] == seed]
         found.append({"run": seed, "kind": "end", "multiple": multiple, **_end(field, curve, target)})
-        found += [_point(row) for row in curve if row["step"] % 4 == 0]
+        found += buckets(seed, {name: sum(row[name] for row in curve[1:]) for name in curve[-1] if name[-2:-1] == "_"})
+        found += [_point(row, rows) for row in curve if row["step"] % 4 == 0]
     return found
 
 
 def gentle(field: Field, arm: Any, given: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """The same at its usual setting, and at a learning rate at which ratios hardly leave 1."""
     seeds = range(field.seeds)
-    rows = run(field, arm, _policy(field, given, seeds), seeds, [1.0] * field.seeds, field.rounds, field.rounds, RATE / 10)
+    rows = run(
+        field, arm, _policy(field, given, seeds), seeds, [1.0] * field.seeds, field.rounds, field.rounds, RATE / 10
+    )
     ends = [row for row in rows if row["step"] == field.rounds]
-    return [{"run": row["run"], "kind": "end", "accuracy": row["accuracy"], "clip_up": row.get("clip_up", 0.0)} for row in ends]
+    return [
+        {"run": row["run"], "kind": "end", "accuracy": row["accuracy"], "clip_up": row.get("clip_up", 0.0)}
+        for row in ends
+    ]
 
 
 def run(
-    field: Field, arm: Any, policy: Any, seeds: Sequence[int], multiples: Sequence[float], rounds: int, every: int, rate: float = RATE
+    field: Field,
+    arm: Any,
+    policy: Any,
+    seeds: Sequence[int],
+    multiples: Sequence[float],
+    rounds: int,
+    every: int,
+    rate: float = RATE,
 ) -> list[dict[str, Any]]:
     """Train `policy` by `arm`; rows of `_testbed.train`, the k-th policy as run k."""
     scale = torch.tensor(list(multiples), dtype=torch.float32)
@@ -118,7 +150,11 @@ def _sweep(field: Field, arm: Any, given: Mapping[str, np.ndarray], multiples: S
 def _policy(field: Field, given: Mapping[str, np.ndarray], places: Sequence[int]) -> Any:
     numbers = [*range(field.seeds), *TUNING]
     policy = _testbed.GRUs(numbers, field.task.vocabulary, field.task.features.shape[1])
-    state = {name.removeprefix("policy/"): torch.from_numpy(np.array(value)) for name, value in given.items() if name.startswith("policy/")}
+    state = {
+        name.removeprefix("policy/"): torch.from_numpy(np.array(value))
+        for name, value in given.items()
+        if name.startswith("policy/")
+    }
     return policy.load(state).select(list(places))
 
 
@@ -135,7 +171,7 @@ def _end(field: Field, curve: Sequence[Mapping[str, Any]], target: float) -> dic
     times = _testbed.first_time(curve, column, level)
     waited = _testbed.censored(list(times.values()), field.rounds).rows("rounds_to_goal")[0]
     steps, spent = [row["step"] for row in curve], [row["kl_spent"] for row in curve]
-    per_round = last["kl_spent"] / field.rounds
+    per_round = float(np.interp(field.tuning_rounds, steps, spent)) / field.tuning_rounds
     found = {
         "kl_round": per_round,
         "kl_ratio": per_round / target,
@@ -149,13 +185,42 @@ def _end(field: Field, curve: Sequence[Mapping[str, Any]], target: float) -> dic
         # Halfway through the budget of KL: the same for all arms of a workload.
         found[f"{plain}_at_kl"] = float(np.interp(0.5 * target * field.rounds, spent, values))
     found |= {name: float(np.mean([row[name] for row in later])) for name in ("clip_up", "clip_down") if name in last}
-    for place in range(len(BUCKETS) + 1 if "tokens_0" in last else 0):
-        tokens = sum(row[f"tokens_{place}"] for row in later)
-        for side in ("up", "down"):
-            found[f"{side}_{place}"] = sum(row[f"{side}_{place}"] for row in later) / tokens if tokens else None
-    return {name: value if value is None else float(f"{value:.6g}") for name, value in found.items()}
+    return {name: float(f"{value:.6g}") for name, value in found.items()}
 
 
-def _point(row: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"token_entropy": "entropy_now", "accuracy": "accuracy_now", "mass_rare": "rare_now", "kl_spent": "spent", "pass@16": "pass16_now"}
-    return {"run": row["run"], "kind": "curve", "round": row["step"], **{to: float(f"{row[name]:.4g}") for name, to in names.items() if name in row}}
+def buckets(run: int, sums: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Rows with the shares of tokens that were cut, by old probability; buckets without a token are left out."""
+    rows = []
+    for place, edge in enumerate((*BUCKETS, 1.0)):
+        if sums.get(f"tokens_{place}", 0) > 0:
+            up, down = (sums[f"{side}_{place}"] / sums[f"tokens_{place}"] for side in ("up", "down"))
+            rows.append(
+                {
+                    "run": run,
+                    "kind": "bucket",
+                    "p_up_to": edge,
+                    "share_up": float(f"{up:.4g}"),
+                    "share_down": float(f"{down:.4g}"),
+                }
+            )
+    return rows
+
+
+def _point(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A point of a run's curve; KL spent is the mean over the arm's runs, so that runs share their abscissa."""
+    names = {
+        "token_entropy": "entropy_now",
+        "accuracy": "accuracy_now",
+        "mass_rare": "rare_now",
+        "pass@16": "pass16_now",
+    }
+    spent = float(np.mean([each["kl_spent"] for each in rows if each["step"] == row["step"]]))
+    point = {to: row[name] for name, to in names.items() if row.get(name) is not None and row[name] == row[name]} | {
+        "spent": spent
+    }
+    return {
+        "run": row["run"],
+        "kind": "curve",
+        "round": row["step"],
+        **{name: float(f"{value:.4g}") for name, value in point.items()},
+    }

@@ -69,6 +69,18 @@ EXTRA = [
         **OURS,
     ),
     Claim(
+        7,
+        part="d",
+        paper="(Ours.) Running baselines with the group's weights do no harm.",
+        tested="V@K over training with running baselines by prompt, minus that with the group's, weights from the group in both: above -0.01.",
+        measure=difference("verified_mean", "cal-baseline", "cal"),
+        rule=above(-0.01),
+        where=TRAINED,
+        workloads=["key", "hidden", "maze", "number"],
+        pooled=False,
+        **OURS,
+    ),
+    Claim(
         8,
         paper="(Ours.) Half of the residual is enough to learn to ask.",
         tested="V@2 with lam = 0.5 after training, minus that of CAL, where a word that is never right makes the key known: above 0.2.",

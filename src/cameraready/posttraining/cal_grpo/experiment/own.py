@@ -71,7 +71,7 @@ def report(
     again = [repeats(d) for dialogues in found for d in dialogues if len(d.texts) > 1]
     common = {
         "first_weight": float(w[0]),
-        "weight": f"w_1 = {w[0]:.2f}",
+        "weight": weight_text(float(w[0])),
         "repeats": float(np.mean(again)) if again else 0.0,
         **{f"v{rate.k}": rate.value for rate in rates},
         **{f"v{rate.k}_error": rate.standard_error for rate in rates},
@@ -91,6 +91,13 @@ def report(
                 "solved": float(own.solved[owners == place].mean()),
                 **common,
             }
+
+
+def weight_text(weight: float) -> str:
+    """What the first attempt's weight says of a model, in words."""
+    if weight > 0.95:
+        return f"w_1 = {weight:.2f}, later attempts hardly ever help, so weights change little"
+    return f"w_1 = {weight:.2f}, where naive credit gives first attempts {1 / max(weight, 1e-3):.1f} times their due"
 
 
 def attempt_scores(lm: LanguageModel, dialogues: Sequence[Dialogue], attempts: int, batch: int) -> np.ndarray:

@@ -26,6 +26,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "naive": {"method": "naive"},
     "cal": {},
     "cal-ema": {"weights": "ema", "baseline": "ema"},
+    "cal-baseline": {"baseline": "ema"},
     "half": {"lam": 0.5},
     "whole": {"lam": 1.0},
 }

@@ -183,7 +183,9 @@ def variance(workload: str, ctx: Any, *, seeds: int, repeats: int, warm: int) ->
     policy = started(game, run, ctx.prepared)
     training.train(policy, game, training.ARMS["trajectory"], torch.full((seeds,), RATES[1]), warm, run)
     success = training.judged(policy, game).rates.mean(0).numpy()
-    weight = f"w_1 = {later_failures(success)[0]:.2f}"
+    from cameraready.posttraining.cal_grpo.experiment.own import weight_text
+
+    weight = weight_text(float(later_failures(success)[0]))
     for s in range(seeds):
         copies = policy.select([s] * repeats)
         generators = [torch.Generator().manual_seed(30_000 + 1_000 * s + r) for r in range(repeats)]

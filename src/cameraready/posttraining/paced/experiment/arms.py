@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: Learning rates of the policy that every arm was tried at, on the seeds of `tuning`.
-RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Arm:
     selection: Literal["uniform", "partition", "running", "exact", "dynamic", "learnable"] = "uniform"
     replay: Literal["", "error", "uniform"] = ""
     learns: Literal["fresh", "naive", "weighted"] = "fresh"
-    lr: float = 2e-3
+    lr: float = 8e-3
 
     @property
     def oversamples(self) -> bool:
@@ -46,12 +46,12 @@ ARMS = {
     "uniform-replay": Arm(selection="partition", replay="uniform"),
     "uniform-replay-weighted": Arm(selection="partition", replay="uniform", learns="weighted"),
     "selection": Arm(selection="partition"),
-    "running-average": Arm(selection="running"),
+    "running-average": Arm(selection="running", lr=1.6e-2),
     "oracle": Arm(selection="exact"),
     "uniform": Arm(),
-    "dynamic": Arm(selection="dynamic"),
-    "lilo": Arm(selection="learnable"),
+    "dynamic": Arm(selection="dynamic", lr=1.6e-2),
+    "lilo": Arm(selection="learnable", lr=1.6e-2),
     "grpo": Arm(loss="grpo"),
     "grpo-selection": Arm(loss="grpo", selection="partition"),
-    "grpo-dynamic": Arm(loss="grpo", selection="dynamic"),
+    "grpo-dynamic": Arm(loss="grpo", selection="dynamic", lr=1.6e-2),
 }

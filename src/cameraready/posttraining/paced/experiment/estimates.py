@@ -18,10 +18,20 @@ class Heads:
     """S partition heads side by side: the parameters of `PartitionHead.network` stacked, each run's loss its own."""
 
     def __init__(
-        self, embeddings: Tensor, numbers: Sequence[int], *, beta: float, start: float = 0.5, hidden: int = 32, lr: float = 3e-3, steps: int = 4
+        self,
+        embeddings: Tensor,
+        numbers: Sequence[int],
+        *,
+        beta: float,
+        start: float = 0.5,
+        hidden: int = 32,
+        lr: float = 3e-3,
+        steps: int = 4,
     ) -> None:
         heads = [
-            PartitionHead(embeddings, hidden=hidden, beta=beta, start=start, generator=torch.Generator().manual_seed(number))
+            PartitionHead(
+                embeddings, hidden=hidden, beta=beta, start=start, generator=torch.Generator().manual_seed(number)
+            )
             for number in numbers
         ]
         self.embeddings, self.beta, self.steps = heads[0].embeddings, beta, steps

@@ -12,7 +12,9 @@ from torch import Tensor
 TARGET = 0.8
 
 
-def rollouts_to(points: Sequence[Mapping[str, Tensor]], *, limit: float, target: float = TARGET) -> tuple[Tensor, Tensor]:
+def rollouts_to(
+    points: Sequence[Mapping[str, Tensor]], *, limit: float, target: float = TARGET
+) -> tuple[Tensor, Tensor]:
     """Rollouts until held-out accuracy first reaches `target`, between evaluations by a straight line.
 
     Parameters

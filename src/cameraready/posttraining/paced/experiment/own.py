@@ -13,8 +13,14 @@ from scipy.stats import spearmanr
 
 from cameraready.posttraining.paced.embedding import prompt_embeddings
 
-#: Selection and loss of each arm, as `PacedSettings` names them.
-ARMS: Mapping[str, tuple[str, str]] = {"selection": ("paced", "tb"), "uniform": ("uniform", "tb"), "grpo-selection": ("paced", "trl"), "grpo": ("uniform", "trl")}
+#: `PacedSettings` of each arm.
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "paced": {"replay": 4},
+    "selection": {},
+    "uniform": {"selection": "uniform"},
+    "grpo-selection": {"loss": "trl"},
+    "grpo": {"selection": "uniform", "loss": "trl"},
+}
 
 
 @dataclass(frozen=True)
@@ -42,23 +48,30 @@ def train(workload: Any, *, arm: str, number: int, device: str, dtype: str) -> I
 
     scale, lm = (SMALL if workload.is_tiny else Scale()), workload.model(device, dtype or None)
     pool, test = _split(workload, lm, scale, number)
-    selection, loss = ARMS[arm]
     began = time.perf_counter()
     embeddings = prompt_embeddings(lm.model, [lm.tokenizer(problem.prompt)["input_ids"] for problem in pool])
     embed_seconds = time.perf_counter() - began
     made: list[Any] = []
 
     def trainer(model: Any, tokenizer: Any, args: Any, dataset: Any, reward_funcs: Any) -> Any:
-        chosen = PacedSettings(selection=selection, loss=loss, hidden=64)  # type: ignore[arg-type]
+        chosen = PacedSettings(hidden=64, **ARMS[arm])
         made.append(
             PacedGRPOTrainer(
-                model, reward_funcs, args=args, train_dataset=dataset, processing_class=tokenizer, settings=chosen, embeddings=embeddings
+                model,
+                reward_funcs,
+                args=args,
+                train_dataset=dataset,
+                processing_class=tokenizer,
+                settings=chosen,
+                embeddings=embeddings,
             )
         )
         return made[0]
 
     def measured(problems: Sequence[Any], model: Any, tokenizer: Any) -> np.ndarray:
-        groups = sample_groups(model, tokenizer, problems, n=scale.group, max_new_tokens=scale.new_tokens, seed=number, progress=False)
+        groups = sample_groups(
+            model, tokenizer, problems, n=scale.group, max_new_tokens=scale.new_tokens, seed=number, progress=False
+        )
         return np.array([float(group.correct.float().mean()) for group in groups])
 
     def judged(trained: Any) -> dict[str, float]:
@@ -92,7 +105,13 @@ def train(workload: Any, *, arm: str, number: int, device: str, dtype: str) -> I
         "drawn": float(scale.steps * scale.prompts * scale.group),
     }
     for row in rows:
-        yield {"run": number, "kind": "course", "after": float(row["step"] * scale.prompts * scale.group), "reward_now": row["reward"], "mixed_now": 1 - row["zero_spread"]}
+        yield {
+            "run": number,
+            "kind": "course",
+            "after": float(row["step"] * scale.prompts * scale.group),
+            "reward_now": row["reward"],
+            "mixed_now": 1 - row["zero_spread"],
+        }
 
 
 def _split(workload: Any, lm: Any, scale: Scale, number: int) -> tuple[list[Any], list[Any]]:

@@ -55,7 +55,11 @@ class World:
     def policy(self, numbers: Sequence[int]) -> GRUs:
         """Networks of these seeds before training; warmed up on the pool alone where the task says to what."""
         made = GRUs(list(numbers), self.task.vocabulary, self.task.features.shape[1], width=self.width, layers=1)
-        return made if self.task.start is None else warm_up(made, self.training, steps=self.warm_steps, lr=1e-2, seeds=list(numbers))
+        return (
+            made
+            if self.task.start is None
+            else warm_up(made, self.training, steps=self.warm_steps, lr=1e-2, seeds=list(numbers))
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Settings:
     explore : float
         Of `PacedSampler`.
     replayed : int
-        Rollouts taken from the buffer beside each step's fresh ones.
+        Rollouts taken from the buffer beside each step's fresh ones, and entering it at most; it holds twice as many, as in the paper.
     head_lr, forgetting : float
         Of the learned estimate and of the running average; chosen by `tuning`, of equally many.
     every : int
@@ -98,7 +102,16 @@ class Settings:
 class Run:
     """One arm, S runs at once. Each run draws from its own generator alone."""
 
-    def __init__(self, world: World, policy: GRUs, arm: Arm, numbers: Sequence[int], settings: Settings, embeddings: Tensor, lr: float) -> None:
+    def __init__(
+        self,
+        world: World,
+        policy: GRUs,
+        arm: Arm,
+        numbers: Sequence[int],
+        settings: Settings,
+        embeddings: Tensor,
+        lr: float,
+    ) -> None:
         self.world, self.arm, self.settings = world, arm, settings
         self.task, self.policy = world.task, policy.copy()
         self.runs = len(numbers)
@@ -106,7 +119,9 @@ class Run:
         self.heads = Heads(embeddings, numbers, beta=settings.beta, lr=settings.head_lr)
         self.counters = Counters(world.pool, self.runs, forgetting=settings.forgetting)
         noise = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(1))
-        self.blind = Heads(noise, numbers, beta=settings.beta, lr=settings.head_lr)  # embeddings that tell nothing but who is who
+        self.blind = Heads(
+            noise, numbers, beta=settings.beta, lr=settings.head_lr
+        )  # embeddings that tell nothing but who is who
         self.estimate_seconds = 0.0
         self.drawn = torch.zeros(self.runs, dtype=torch.int64)
         self.kept = torch.zeros(self.runs, dtype=torch.float64)
@@ -116,15 +131,19 @@ class Run:
         self.beta_kl: list[Tensor] = []
         self.optimizer = AdamW(self.policy.parameters(), lr)
         options: dict[str, Any] = {"explore": settings.explore}
-        self.samplers = [PacedSampler(Row(torch.zeros(world.pool)), settings.prompts, seed=number, **options) for number in numbers]
+        self.samplers = [
+            PacedSampler(Row(torch.zeros(world.pool)), settings.prompts, seed=number, **options) for number in numbers
+        ]
         self.buffers = [
-            ErrorReplay(priority=arm.replay or "error", max_age=8, seed=number) for number in numbers
+            ErrorReplay(2 * settings.replayed, add=settings.replayed, priority=arm.replay or "error", max_age=8, seed=number) for number in numbers
         ] if arm.replay else []  # fmt: skip
         self.index_of = {
             tuple(row[:length].tolist()): place
             for place, (row, length) in enumerate(zip(self.task.tokens, self.task.lengths, strict=True))
         }
-        self.shares = {name: torch.full((self.runs,), torch.nan).double() for name in ("mixed", "all_right", "all_wrong")}
+        self.shares = {
+            name: torch.full((self.runs,), torch.nan).double() for name in ("mixed", "all_right", "all_wrong")
+        }
         self._known = torch.empty(0)
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -164,14 +183,24 @@ class Run:
             clipped = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             loss = -torch.where(batch.mask, clipped, 0.0).sum(-1).mean((1, 2))
         else:
-            squared, _ = tb_loss(logps, batch.old_logps, batch.rewards, log_z[..., None], self.settings.beta, batch.mask, reduction="none")
+            squared, _ = tb_loss(
+                logps,
+                batch.old_logps,
+                batch.rewards,
+                log_z[..., None],
+                self.settings.beta,
+                batch.mask,
+                reduction="none",
+            )
             total, n = squared.sum((1, 2)), torch.full((self.runs,), squared[0].numel())
             if replayed is not None:
                 some = replayed.part(part, self.settings.minibatches)
                 again = self.policy.sample_log_probs(self.task, some.prompts, some.index[..., None])[:, :, 0]
                 known = (self.heads.accuracy() / self.settings.beta).gather(1, some.prompts)
                 # Places without a rollout (a buffer that is not full yet) have no token in their mask, and are left out.
-                older, _ = tb_loss(again, some.old_logps, some.rewards, known, self.settings.beta, some.mask, reduction="none")
+                older, _ = tb_loss(
+                    again, some.old_logps, some.rewards, known, self.settings.beta, some.mask, reduction="none"
+                )
                 total, n = total + older.sum(1), n + some.mask.any(-1).sum(1)
             loss = total / n
         gradients = torch.autograd.grad(loss.sum(), self.policy.parameters(), allow_unused=True)
@@ -267,7 +296,10 @@ class Run:
             count, length = found.tokens.shape
             if not count:
                 continue
-            made.prompts[run, :count], made.rewards[run, :count] = found.prompt_ids, found.rewards.to(made.rewards.dtype)
+            made.prompts[run, :count], made.rewards[run, :count] = (
+                found.prompt_ids,
+                found.rewards.to(made.rewards.dtype),
+            )
             made.group_means[run, :count] = found.group_means.to(made.rewards.dtype)
             made.mask[run, :count, :length], made.old_logps[run, :count, :length] = found.mask, found.old_logps
             for place, (row, written) in enumerate(zip(found.tokens, found.mask, strict=True)):
@@ -295,7 +327,12 @@ class Run:
         prompts = self.world.held_out
         log_p, right = self.policy.all_log_probs(self.task, prompts), self.task.correct[prompts]
         p = exact.accuracy(log_p, right)
-        columns = {"accuracy": p, "pass8": exact.pass_at_k(p, 8), "distinct8": exact.distinct(log_p, right, 8), "entropy": exact.sequence_entropy(log_p)}
+        columns = {
+            "accuracy": p,
+            "pass8": exact.pass_at_k(p, 8),
+            "distinct8": exact.distinct(log_p, right, 8),
+            "entropy": exact.sequence_entropy(log_p),
+        }
         return {name: value.double().mean(-1) for name, value in columns.items()}
 
 

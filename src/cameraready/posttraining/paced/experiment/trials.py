@@ -17,9 +17,12 @@ from cameraready.posttraining.paced.experiment.training import Run, trained
 from cameraready.posttraining.paced.experiment.worlds import Place
 
 #: What is shown as curves, of which arms, at how many points.
+SHOWN = "slow"
 CURVES, POINTS = ("uniform", "selection", "paced", "dynamic", "grpo", "grpo-selection"), 10
 #: Of a step's groups: with right and wrong answers, with right ones alone, with wrong ones alone.
 SHARES = ("mixed", "all_right", "all_wrong")
+#: Share of the budget after which arms are compared at equal rollouts: about what GRPO needs to the target on the seeds of `tuning`.
+EARLY = {"tuned": 1 / 8, "slow": 1 / 4}
 #: Above this mean accuracy of the pool there is little left to rank.
 LEARNT = 0.9
 
@@ -47,7 +50,9 @@ class Watch:
         counts = table["pool"] < LEARNT
         counts[0] = True
         return {
-            name: torch.where(counts, values, torch.nan).nanmean(0) for name, values in table.items() if name not in ("drawn", "pool")
+            name: torch.where(counts, values, torch.nan).nanmean(0)
+            for name, values in table.items()
+            if name not in ("drawn", "pool")
         }
 
 
@@ -63,11 +68,16 @@ def train(place: Place, prepared: Mapping[str, Any], *, arm: str, rate: str) -> 
     assert run is not None
     seconds = time.perf_counter() - began
     rollouts, reached = rollouts_to(points, limit=limit, target=target)
-    columns: dict[str, Tensor] = {"rollouts": rollouts, "reached": reached.double(), "drawn": run.drawn.double(), "trained_on": run.kept}
+    columns: dict[str, Tensor] = {
+        "rollouts": rollouts,
+        "reached": reached.double(),
+        "drawn": run.drawn.double(),
+        "trained_on": run.kept,
+    }
     for name in ("accuracy", "pass8", "distinct8", "entropy"):
         columns[name] = at_rollouts(points, name, limit)
-        # Halfway, arms still differ: later all have learnt what there is.
-        columns[f"{name}_half"] = at_rollouts(points, name, limit / 2)
+        # Early, where arms differ: later all have learnt what there is.
+        columns[f"{name}_early"] = at_rollouts(points, name, limit * EARLY[rate])
         if name != "accuracy":
             columns[f"{name}_at"] = at_target(points, name, limit=limit, target=target)
     columns |= watch.means()
@@ -78,21 +88,26 @@ def train(place: Place, prepared: Mapping[str, Any], *, arm: str, rate: str) -> 
     # Groups that were sampled for one that carries a signal: what a selection saves.
     columns["per_signal"] = run.drawn.double() / place.settings.group / run.with_spread.clamp(min=1)
     shared = {"kind": "summary", "estimate_share": run.estimate_seconds / seconds}
-    for number in place.numbers:
-        yield {"run": number, **shared, **{name: _rounded(value[number]) for name, value in columns.items()}}
-    if arm in CURVES:
+    for row, number in enumerate(place.numbers):
+        yield {"run": number, **shared, **{name: _rounded(value[row]) for name, value in columns.items()}}
+    if arm in CURVES and rate == SHOWN:
         yield from _course(place, points, watch, limit)
 
 
 def _course(place: Place, points: list[dict[str, Tensor]], watch: Watch, limit: float) -> Iterator[dict[str, Any]]:
-    points = [{**points[1], **{name: points[0][name] for name in points[0] if name not in SHARES}}, *points[1:]]  # no group yet at 0
+    points = [
+        {**points[1], **{name: points[0][name] for name in points[0] if name not in SHARES}},
+        *points[1:],
+    ]  # no group yet at 0
     for at in torch.linspace(0, limit, POINTS + 1):
-        columns = {name: at_rollouts(points, name, at) for name in ("accuracy", "pass8", "distinct8", "entropy", *SHARES)}
+        columns = {
+            name: at_rollouts(points, name, at) for name in ("accuracy", "pass8", "distinct8", "entropy", *SHARES)
+        }
         if watch.seen:
             columns |= {name: at_rollouts(watch.seen, name, at) for name in ("mae", "mae_running")}
-        for number in place.numbers:
+        for row, number in enumerate(place.numbers):
             yield {
-                "run": number, "kind": "course", "after": float(at), **{f"{name}_now": _rounded(value[number]) for name, value in columns.items()}
+                "run": number, "kind": "course", "after": float(at), **{f"{name}_now": _rounded(value[row], 4) for name, value in columns.items()}
             }  # fmt: skip
 
 
@@ -111,13 +126,13 @@ def proposition(place: Place, prepared: Mapping[str, Any]) -> Iterator[dict[str,
     p, divergence = exact.mean_reward(old, task.reward), exact.kl(old, new)
     deviation = (intercept - p / beta - divergence).abs().amax(-1)
     partition = beta * exact.log_partition(old, task.reward, beta)
-    for number in place.numbers:
+    for row, number in enumerate(place.numbers):
         yield {
-            "run": number, "kind": "exact", "arm": "intercept", "deviation": float(deviation[number]),
-            "divergence": float(divergence[number].mean()), "partition_error": float((partition[number] - p[number]).abs().mean()),
+            "run": number, "kind": "exact", "arm": "intercept", "deviation": float(deviation[row]),
+            "divergence": float(divergence[row].mean()), "partition_error": float((partition[row] - p[row]).abs().mean()),
         }  # fmt: skip
 
 
-def _rounded(value: Tensor) -> float:
-    """To six digits: rows are shipped."""
-    return float(f"{float(value):.6g}")
+def _rounded(value: Tensor, digits: int = 6) -> float:
+    """Rows are shipped: no digit that means nothing."""
+    return float(f"{float(value):.{digits}g}")

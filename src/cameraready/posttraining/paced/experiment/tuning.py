@@ -57,7 +57,12 @@ def main(names: Sequence[str]) -> None:
     print(errors_by_setting(world, policy), flush=True)
     for name in names or ARMS:
         found = rollouts_by_rate(world, policy, name)
-        print(name, min(found, key=lambda rate: found[rate]), {rate: round(value) for rate, value in found.items()}, flush=True)
+        print(
+            name,
+            min(found, key=lambda rate: found[rate]),
+            {rate: round(value) for rate, value in found.items()},
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

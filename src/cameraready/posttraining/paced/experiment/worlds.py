@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,26 +19,28 @@ NAMES = (POOL, SMALL)
 
 @dataclass(frozen=True)
 class Place:
-    """A world with the number of runs in a trial, their settings, and the held-out accuracy that is to be reached."""
+    """A world with the seeds of the runs in a trial, their settings, and the held-out accuracy that is to be reached."""
 
     world: World
     settings: Settings
-    runs: int = 12
+    numbers: tuple[int, ...] = tuple(range(16))
     target: float | None = TARGET
-
-    @property
-    def numbers(self) -> list[int]:
-        return list(range(self.runs))
 
     def prepared(self) -> dict[str, np.ndarray]:
         """The policies before training."""
         return {name: value.numpy() for name, value in self.world.policy(self.numbers).state().items()}
 
-    def policy(self, prepared: Any) -> GRUs:
-        """Policies of what `prepared` gave."""
+    def part(self, number: int, of: int = 3) -> Place:
+        """Every `of`-th run."""
+        return replace(self, numbers=self.numbers[number::of])
+
+    def policy(self, prepared: Mapping[str, Any]) -> GRUs:
+        """These runs' policies, of what `prepared` gave for runs 0, 1, ..."""
         task = self.world.task
-        made = GRUs(self.numbers, task.vocabulary, task.features.shape[1], width=self.world.width, layers=1)
-        return made.load({name: torch.as_tensor(np.array(value)) for name, value in prepared.items()})
+        made = GRUs(list(self.numbers), task.vocabulary, task.features.shape[1], width=self.world.width, layers=1)
+        return made.load(
+            {name: torch.as_tensor(np.array(value)[list(self.numbers)]) for name, value in prepared.items()}
+        )
 
     def aim(self, policy: GRUs) -> float:
         """Held-out accuracy to be reached: half of what is missing, where no other is set."""
@@ -45,7 +48,9 @@ class Place:
             return self.target
         prompts = self.world.held_out
         with torch.no_grad():
-            now = exact.accuracy(policy.all_log_probs(self.world.task, prompts), self.world.task.correct[prompts]).mean()
+            now = exact.accuracy(
+                policy.all_log_probs(self.world.task, prompts), self.world.task.correct[prompts]
+            ).mean()
         return (1 + float(now)) / 2
 
 
@@ -54,7 +59,12 @@ def place_of(workload: Any) -> Place:
     if workload == POOL:
         return Place(World(many_answers(400), 300), Settings())
     if workload == SMALL:
-        return Place(World(many_answers(50), 40, width=16, warm_steps=60), Settings(budget=640, prompts=8, every=320), runs=2, target=0.2)
+        return Place(
+            World(many_answers(50), 40, width=16, warm_steps=60),
+            Settings(budget=640, prompts=8, every=320),
+            numbers=(0, 1),
+            target=0.2,
+        )
     task: EnumerableTask = workload
     if task.prompts < 4:
         raise ValueError(f"selection needs a pool of at least 4 prompts, and the task has {task.prompts}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from cameraready.posttraining.sft_objectives.experiment.continuum import schedul
 from cameraready.posttraining.sft_objectives.prior import demonstration, evaluating, padded
 
 #: Layers that get adapters, and their rank.
-LAYERS, RANK = 4, 8
+LAYERS, RANK = 3, 8
 BATCH = 8
 
 Pair = tuple[list[int], list[int]]
@@ -51,7 +52,9 @@ class Tuned:
         with evaluating(model):
             self.states = self._cached()
             config = LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules=names)
-            self.adapted = get_peft_model(model, config)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+                self.adapted = get_peft_model(model, config)
             try:
                 yield self
             finally:
@@ -152,14 +155,14 @@ class Tuned:
         """One epoch over `places` in this order, from new adapters; the norm of the first step's gradient and the share of tokens kept."""
         parameters = self.reset(seed)
         optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
-        steps = max(1, len(places) // BATCH)
+        steps = -(-len(places) // BATCH)
         objective.stats.reset()
         first = 0.0
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = rate * schedule(step, steps)
-            logps, labels = self._label_logps(places[step * BATCH : (step + 1) * BATCH])
-            loss = objective.of_logprobs(logps[None], torch.ones_like(labels, dtype=torch.bool)[None])
+            logps, means = self._label_logps(places[step * BATCH : (step + 1) * BATCH], objective.needs_logits)
+            loss = objective.of_logprobs(logps[None], torch.ones_like(logps, dtype=torch.bool)[None], mean_logps=means)
             loss.backward()
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
             first = norm if step == 0 else first
@@ -167,11 +170,11 @@ class Tuned:
             optimizer.zero_grad()
         return {"norm": first, "kept": objective.stats.summary()["kept_fraction"]}
 
-    def _label_logps(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _label_logps(self, places: Sequence[int], means: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of the labels, (n,), and where asked for the means over the vocabulary there, (1, n)."""
         hidden, labels = self._hidden(places)
-        logits = anatomy(self.lm.model).logits(hidden, normed=True)
-        logps = logits.float().log_softmax(-1).gather(-1, labels[:, None])[:, 0]
-        return logps, labels
+        logps = anatomy(self.lm.model).logits(hidden, normed=True).float().log_softmax(-1)
+        return logps.gather(-1, labels[:, None])[:, 0], logps.mean(-1)[None] if means else None
 
     @torch.no_grad()
     def judge(self, places: Sequence[int]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from cameraready.posttraining.sft_objectives import PriorStrength, ProbabilityObjective
 
@@ -27,6 +28,14 @@ def objectives(prior: PriorStrength) -> dict[str, ProbabilityObjective]:
         "bottom": ProbabilityObjective("nll", threshold=Q, side="bottom", normalize="kept"),
         "top-tenth": ProbabilityObjective("nll", threshold=top_tenth, normalize="kept"),
     }
+
+
+def checked(compared: Mapping[str, Any]) -> dict[str, ProbabilityObjective]:
+    """The arms, once it is sure that all are objectives; those of a user may not be."""
+    for name, objective in compared.items():
+        if not isinstance(objective, ProbabilityObjective):
+            raise TypeError(f"{name} must be a ProbabilityObjective, got {type(objective).__name__}")
+    return dict(compared)
 
 
 def best_rate(scores: Mapping[float, tuple[float, float]]) -> float:

@@ -12,10 +12,10 @@ from cameraready.posttraining.sft_objectives import PriorStrength, ProbabilityOb
 from cameraready.posttraining.sft_objectives.experiment import arms, continuum
 
 #: Steps of pre-training that make each level of prior; "misled" had the strong level's steps on other sources.
-LEVELS = {"none": 0, "weak": 40, "middle": 130, "strong": 500, "misled": 500}
+LEVELS = {"none": 0, "weak": 60, "middle": 160, "strong": 450, "misled": 450}
 NOISE = (0.0, 0.1, 0.3)
 #: Runs that choose learning rates, and runs that give verdicts: different sources, weights and demonstrations.
-TUNING, JUDGED = tuple(range(900, 904)), tuple(range(12))
+TUNING, JUDGED = tuple(range(900, 904)), tuple(range(20, 32))
 RATES = (1e-3, 4e-3, 1.5e-2, 6e-2)
 STEPS, BATCH = 120, 16
 
@@ -59,7 +59,7 @@ def trial(
     logps = continuum.demonstrated_logps(stacked, demonstrations)
     priors = [PriorStrength.of_logprobs(logps[int(run)]) for run in judging]
     known = arms.objectives(PriorStrength.of_logprobs(logps))
-    compared = select({name: known[name] for name in only or known})
+    compared = arms.checked(select({name: known[name] for name in only or known}))
     results = {}
     for name, objective in compared.items():
         rate = _tuned(objective, stacked, source, tuning, noise, steps, rates)
@@ -75,15 +75,17 @@ def trial(
                 "prior": _short(prior.mean),
                 "rate": rate,
                 **{key: _short(float(value[place])) for key, value in found.items()},
+                "error": _short(1 - float(found["accuracy"][place])),
             }
             for name, (found, rate) in results.items()
         }
         advised = recommend(prior).name
         for name, row in rows.items():
-            gain = row["accuracy"] - rows["nll"]["accuracy"]
-            yield {"arm": name, "advice": advised, "gain": _short(gain), **row}
+            if "nll" in rows:
+                row["gain"] = _short(row["accuracy"] - rows["nll"]["accuracy"])
+            yield {"arm": name, **row}
             if name == advised:
-                yield {"arm": "recommended", "advice": advised, "gain": _short(gain), **row}
+                yield {"arm": "recommended", **row}
             if name.startswith("alpha="):
                 yield {"arm": "family", "alpha": float(name[6:]), **row}
 

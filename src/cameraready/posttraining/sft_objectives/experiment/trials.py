@@ -19,12 +19,17 @@ CONTINUUM, QUICK, FORMULAS, MEMORY = "continuum", "continuum-quick", "formulas",
 TASKS = ("arithmetic", "figlet_font")
 NOISE = {"arithmetic": 0.3}
 #: Demonstrations of a run, and those that judge it.
-TRAIN, HELD_OUT = 64, 32
-RATES = (3e-4, 1e-3, 3e-3)
+TRAIN, HELD_OUT = 48, 24
+RATES = (1e-4, 4e-4, 1.5e-3)
 #: The split on which learning rates are chosen; those that give verdicts are numbered from 0.
 TUNING_SPLIT = 1_000
+WORDS = {"arithmetic": "sums with wrong demonstrations", "figlet_font": "words in a font"}
+#: Fewest demonstrations of a user that ten divisions make sense of.
+FEWEST = 20
 #: What is run on a language model.
-COMPARED = ("nll", "alpha=0.5", "alpha=1", "top")
+COMPARED = ("nll", "alpha=1", "top")
+#: What `recommend` may say.
+ADVICE = ("nll", "alpha=0.5", "alpha=1")
 
 
 def prepared(workload: Any, ctx: Context) -> Mapping[str, Any]:
@@ -37,8 +42,8 @@ def prepared(workload: Any, ctx: Context) -> Mapping[str, Any]:
         return {}
     found = {}
     for task in tasks_of(workload):
-        for name, rate in _rates(workload, ctx, task).items():
-            found[f"{task}/{name}"] = np.array(rate)
+        for name, value in _rates(workload, ctx, task).items():
+            found[f"{task}/{name}"] = np.array(value)
     return found
 
 
@@ -78,8 +83,10 @@ def demonstrations(
     return [(p, others[i] if wrong[i] else a) for i, (p, a) in enumerate(kept)], judged
 
 
-def _rates(workload: PosttrainingWorkload, ctx: Context, task: str) -> dict[str, float]:
-    """The learning rate of each objective with the highest accuracy on the tuning split."""
+def _rates(
+    workload: PosttrainingWorkload, ctx: Context, task: str, only: Sequence[str] | None = None
+) -> dict[str, float]:
+    """The learning rate of each objective with the highest accuracy on the tuning split, and ``advice``, a place in `ADVICE`."""
     from cameraready.posttraining.sft_objectives.experiment.adapters import Tuned
 
     lm = opened(workload, ctx)
@@ -90,18 +97,22 @@ def _rates(workload: PosttrainingWorkload, ctx: Context, task: str) -> dict[str,
     with tuned.opened():
         prior = tuned.prior(places)
         for name, objective in _compared(ctx, prior).items():
+            # What is prepared is kept for later runs, which may bring other arms of the user's: those are tuned in their trials.
+            if name in ctx.own if only is None else name not in only:
+                continue
             scores = {}
             for rate in RATES:
                 tuned.train(objective, places, rate=rate, seed=TUNING_SPLIT)
                 result = tuned.judge(judged)
                 scores[rate] = result["accuracy"], result["nll_held_out"]
             found[name] = arms.best_rate(scores)
-    return found
+    return {"advice": ADVICE.index(recommend(prior).name), **found}
 
 
 def _compared(ctx: Context, prior: PriorStrength) -> dict[str, ProbabilityObjective]:
     known = arms.objectives(prior)
-    return ctx.select({name: known[name] for name in COMPARED})
+    names = dict.fromkeys((*COMPARED, *(ADVICE if ctx.is_own_workload else ())))
+    return arms.checked(ctx.select({name: known[name] for name in names}))
 
 
 # --- trials ----------------------------------------------------------------------------------------------------------
@@ -130,17 +141,29 @@ def adapters(workload: PosttrainingWorkload, ctx: Context, *, task: str, split: 
 
     lm = opened(workload, ctx)
     train, test = demonstrations(workload, lm, task, split)
+    rates = {name: float(rate) for key, rate in ctx.prepared.items() for name in [key.removeprefix(f"{task}/")]}
+    if workload.is_tiny:
+        rates = dict.fromkeys((*COMPARED, *ADVICE, *ctx.own), RATES[1])
+    untuned = [name for name in ctx.own if name not in rates and name not in ctx.without]
+    if untuned:
+        rates.update(_rates(workload, ctx, task, untuned))
     tuned = Tuned(lm, [*train, *test])
     places, judged = range(len(train)), range(len(train), len(train) + len(test))
     with tuned.opened():
         prior = tuned.prior(places)
-        advised = recommend(prior)
-        shared = {"run": split, "prior": prior.mean, "below": prior.below, "above": prior.above}
+        # One advice for all splits, from the demonstrations that tune the rates.
+        key = f"{task}/advice"
+        advised = ADVICE[int(ctx.prepared[key])] if key in ctx.prepared else recommend(prior).name
+        against = "alpha=1" if advised == "nll" else "nll"
+        shared = {
+            "run": split,
+            "setting": f"{advised} rather than {against} on {WORDS.get(task, 'your demonstrations')}",
+            "prior": prior.mean,
+            "below": prior.below,
+            "above": prior.above,
+        }
         found = {"untrained": tuned.judge(judged)}
-        rates = {}
         for name, objective in _compared(ctx, prior).items():
-            key = f"{task}/{name}"
-            rates[name] = float(ctx.prepared[key]) if key in ctx.prepared else RATES[1]
             seen = tuned.train(objective, places, rate=rates[name], seed=split)
             found[name] = {**seen, **tuned.judge(judged)}
     for name, numbers in found.items():
@@ -148,9 +171,8 @@ def adapters(workload: PosttrainingWorkload, ctx: Context, *, task: str, split: 
         if "nll" in found:
             row["gain"] = row["accuracy"] - found["nll"]["accuracy"]
         yield {"arm": name, **row}
-        if name == advised.name:
-            described = f"{advised.name}: the prior on {task.replace('_', ' ')} is {advised.place}, mean probability {prior.mean:.2f}"
-            yield {"arm": "recommended", "setting": described, **row}
+        if name in (advised, against):
+            yield {"arm": "recommended" if name == advised else "alternative", **row}
 
 
 def cost(spec: Spec, conditions: Sequence[Mapping[str, Any]], device: str, dtype: str) -> Cost:
@@ -158,7 +180,7 @@ def cost(spec: Spec, conditions: Sequence[Mapping[str, Any]], device: str, dtype
     from cameraready.lm._workload import cost as cost_of
 
     # Bodies run once over all demonstrations; last layers and head as often as there are objectives, and three times for each gradient.
-    passes = len(conditions) * (1 + len(COMPARED))
+    passes = max(1, len(conditions)) * (1 + len(COMPARED))
     return cost_of(
         spec, prompt_tokens=128, new_tokens=0, passes=passes, batch=TRAIN + HELD_OUT, device=device, dtype=dtype or None
     )
