@@ -10,7 +10,8 @@ import torch
 from scipy.stats import spearmanr
 
 from cameraready import check
-from cameraready.evidence import Claim, Context, Untested
+from cameraready.evidence import Claim, Context, SpecError, Untested
+from cameraready.models import tiny_model, tiny_tokenizer
 from cameraready.posttraining._testbed import EnumerableTask, GRUs, from_function, many_answers
 from cameraready.posttraining.paced import PartitionHead, RunningAccuracy, study
 from cameraready.posttraining.paced.experiment import worlds
@@ -254,3 +255,17 @@ def test_a_pool_that_is_too_small_is_refused():
     task = from_function("tiny", [(0,), (1,)], lambda p, c: True, range(3))
     with pytest.raises(ValueError, match="at least 4 prompts"):
         place_of(task)
+
+
+def test_too_few_prompts_of_ones_own_are_refused_before_a_model_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
+    rows = "\n".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) for i in range(6))
+    (tmp_path / "few.jsonl").write_text(rows)
+    with pytest.raises(SpecError, match="6 different prompts are too few"):
+        check(
+            "paced-rl",
+            on=(tiny_model("llama"), tiny_tokenizer()),
+            data=f"{tmp_path}/few.jsonl:prompt,answer",
+            tier="smoke",
+            quiet=True,
+        )

@@ -118,6 +118,8 @@ def test_group_advantages():
     assert bool((a[1:] == 0).all())
     torch.testing.assert_close(group_advantages(rewards, "none")[0], rewards[0] - 0.5)
     assert bool((group_advantages(torch.tensor([[0.7]])) == 0).all())
+    for kind in (torch.bool, torch.int64):
+        assert torch.equal(group_advantages(rewards[:2].to(kind)), a[:2])
     third = torch.full((5, 7), 0.1)  # whose mean rounds
     assert bool((group_advantages(third) == 0).all())
     g = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

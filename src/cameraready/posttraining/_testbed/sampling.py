@@ -118,6 +118,7 @@ def group_advantages(rewards: Tensor, scale: Literal["group", "none"] = "group")
     Parameters
     ----------
     rewards : (..., n) float
+        Whole numbers and booleans are taken as float32.
     scale : {"group", "none"}
         The standard deviation has the n - 1 denominator and 1e-4 added, as in TRL.
 
@@ -138,6 +139,8 @@ def group_advantages(rewards: Tensor, scale: Literal["group", "none"] = "group")
         raise ValueError(
             f"{int((~torch.isfinite(rewards)).sum())} rewards are NaN or infinite: score or drop these completions first"
         )
+    if not rewards.is_floating_point():
+        rewards = rewards.to(torch.float32)
     flat = rewards.amax(-1, keepdim=True) == rewards.amin(-1, keepdim=True)
     centred = torch.where(flat, 0.0, rewards - rewards.mean(-1, keepdim=True))
     if scale == "none" or rewards.shape[-1] == 1:

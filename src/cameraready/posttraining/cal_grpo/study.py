@@ -338,6 +338,7 @@ STUDY = Study(
         tie="calibration hardly matters on {workload} ({level}): the variance of the gradient is {estimate} times [{low}, {high}] that of one advantage a dialogue",
         by="weight",
         by_label="with {level}",
+        workloads=["key", "hidden", "maze", "number", MODEL, "own"],
     ),
     figures=[
         Figure("V@K in training, by credit rule", y="curve", y_title="V@K, exact where it can be listed", **CURVES),

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from cameraready.evidence import (
     Answer,
@@ -28,7 +27,7 @@ from cameraready.posttraining._workload import ACCEPTS, PosttrainingWorkload, op
 from cameraready.posttraining._workload import cost as cost_of_training
 from cameraready.posttraining.paced.experiment import own, trials
 from cameraready.posttraining.paced.experiment.arms import ARMS
-from cameraready.posttraining.paced.experiment.claims import ALIKE, AT_BEST, OURS, SLOW, TUNED
+from cameraready.posttraining.paced.experiment.claims import ALIKE, AT_BEST, COURSE, OURS, SLOW, TUNED
 from cameraready.posttraining.paced.experiment.worlds import NAMES, POOL, SMALL, place_of
 
 PAPER = "Kim et al., 2026, arXiv:2602.12642"
@@ -51,7 +50,10 @@ ALL_ALIKE = (
 
 def open_workload(spec: Spec) -> Any:
     """A shipped pool by its name, an enumerable task, or a language model with problems."""
-    return open_posttraining(spec, NAMES)
+    workload = open_posttraining(spec, NAMES)
+    if isinstance(workload, PosttrainingWorkload):
+        own.check_pool(workload)
+    return workload
 
 
 def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
@@ -69,7 +71,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
         # Of a user's enumerable task each trial holds a third of the runs; of a language model one.
         for number in range(1 if tier == "smoke" else 3):
             for arm in ("paced", "grpo") if tier == "smoke" else own.ARMS:
-                yield {"part": "own", "arm": arm, "number": number}
+                yield {"part": "own", "arm": arm, "rate": TUNED, "number": number}
 
 
 def prepare(workload: Any, ctx: Context) -> Mapping[str, np.ndarray]:
@@ -102,6 +104,16 @@ def cost(spec: Spec, conditions: Sequence[Mapping[str, Any]], device: str, dtype
 
 NOTES = f"{PAPER}, as summarised by others"
 REDUCED: dict[str, Any] = {"scope": "reduced", "source": PAPER, "workloads": [POOL]}
+#: The method in other forms, and the ground truth: no competitors.
+VARIANTS = (
+    "selection",
+    "grpo-selection",
+    "paced-weighted",
+    "paced-naive",
+    "uniform-replay",
+    "uniform-replay-weighted",
+    "oracle",
+)
 #: Ways to choose prompts that pay for what they reject.
 FILTERS = ("dynamic", "lilo", "grpo-dynamic")
 
@@ -181,7 +193,7 @@ STUDY = Study(
             3,
             part="b",
             paper="The same.",
-            tested="The same, each arm at the best of four learning rates.",
+            tested="The same, each arm at the best of five learning rates.",
             measure=ratio_of_sums("rollouts", "selection", "uniform"),
             rule=below(1.0),
             where=AT_BEST,
@@ -300,7 +312,7 @@ STUDY = Study(
         *OURS,
     ],
     answer=Answer(
-        measure=versus_best("rollouts", "paced", ("uniform", "dynamic", "lilo", "grpo", "grpo-dynamic", "running-average")),
+        measure=versus_best("rollouts", "paced", exclude=VARIANTS),
         where=AT_BEST,
         better="train with paced selection and replay on {workload}: it needs {estimate} times [{low}, {high}] the rollouts of {peer} to the same held-out accuracy",
         worse="keep {peer} on {workload}: paced selection and replay need {estimate} times [{low}, {high}] its rollouts to the same held-out accuracy",
@@ -309,7 +321,7 @@ STUDY = Study(
     ),
     figures=[
         *(
-            Figure(title, x="after", y=column, source="this study", where=(pl.col("kind") == "course") & (pl.col("rate") == SLOW), workloads=[POOL],
+            Figure(title, x="after", y=column, source="this study", where=COURSE, workloads=[POOL],
                    log_x=False, log_y=False, x_title="rollouts, rejected ones included", y_title=label)
             for title, column, label in (
                 ("Held-out accuracy", "accuracy_now", "share right"),

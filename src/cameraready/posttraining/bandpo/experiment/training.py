@@ -17,7 +17,7 @@ from cameraready.posttraining.bandpo.loss import BUCKETS
 #: Optimizer steps on each round of 16 prompts with 16 completions.
 MINIBATCHES, PROMPTS, GROUP, RATE = 8, 16, 16, 2e-3
 #: Seeds on which settings are chosen; never those of a verdict.
-TUNING = (1000, 1001, 1002)
+TUNING = (1000, 1001, 1002, 1003)
 
 
 class Field:

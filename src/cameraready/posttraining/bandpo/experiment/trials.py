@@ -46,25 +46,25 @@ SHIPPED: dict[str, Any] = {
     BANDIT: lambda: Bandits(seeds=12, rounds=60, tuning_rounds=10),
     "bandit-small": lambda: Bandits(seeds=2, rounds=10, tuning_rounds=4),
     STRATEGIES: lambda: Field(
-        _testbed.two_strategies(128, skill=(0.25, 0.5)), seeds=12, rounds=32, tuning_rounds=8, warm_up=120
+        _testbed.two_strategies(128, skill=(0.25, 0.5)), seeds=12, rounds=48, tuning_rounds=10, warm_up=120
     ),
     "two-strategies-small": lambda: Field(
         _testbed.two_strategies(8, digits=2, routes=2, features=4), seeds=2, rounds=4, tuning_rounds=2, warm_up=10
     ),
-    ANSWERS: lambda: Field(_testbed.many_answers(128, base=6), seeds=12, rounds=32, tuning_rounds=8, warm_up=120),
+    ANSWERS: lambda: Field(_testbed.many_answers(128, base=6), seeds=12, rounds=48, tuning_rounds=10, warm_up=120),
 }
 
 
 def opened(found: Any) -> Any:
     """The user's own enumerable task as a field of twelve seeds; everything else as it is."""
-    return Field(found, seeds=12, rounds=32, tuning_rounds=8, warm_up=120) if is_enumerable(found) else found
+    return Field(found, seeds=12, rounds=48, tuning_rounds=10, warm_up=120) if is_enumerable(found) else found
 
 
 def planned(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     smoke = tier == "smoke"
     if workload == BOUNDS:
         for block in range(1 if smoke else exactness.BLOCKS):
-            yield {"part": "census", "block": block, "count": 6 if smoke else 150}
+            yield {"part": "census", "block": block, "count": 6 if smoke else 100}
             yield {"part": "room", "block": block}
         yield {"part": "curves"}
         yield {

@@ -46,7 +46,7 @@ def train(workload: Any, *, arm: str, number: int, device: str, dtype: str) -> I
     from cameraready.posttraining._runs import grpo_run
     from cameraready.posttraining.paced import PacedGRPOTrainer, PacedSettings
 
-    scale, lm = (SMALL if workload.is_tiny else Scale()), workload.model(device, dtype or None)
+    scale, lm = _scale(workload), workload.model(device, dtype or None)
     pool, test = _split(workload, lm, scale, number)
     began = time.perf_counter()
     embeddings = prompt_embeddings(lm.model, [lm.tokenizer(problem.prompt)["input_ids"] for problem in pool])
@@ -114,15 +114,32 @@ def train(workload: Any, *, arm: str, number: int, device: str, dtype: str) -> I
         }
 
 
-def _split(workload: Any, lm: Any, scale: Scale, number: int) -> tuple[list[Any], list[Any]]:
-    """A pool and held-out problems; of few prompts of the user's, a fifth is held out."""
-    if workload.prompts is not None and workload.tasks == ("own",):
+def _scale(workload: Any) -> Scale:
+    return SMALL if workload.is_tiny else Scale()
+
+
+def _few(workload: Any, scale: Scale) -> tuple[int, int] | None:
+    """Pool and held-out problems of the user's prompts, a fifth of few ones held out; None where problems are generated."""
+    if workload.prompts is None or workload.tasks != ("own",):
+        return None
+    different = len({prompt for prompt, _ in workload.prompts})
+    test = min(scale.test, different // 5)
+    return min(scale.pool, different - test), test
+
+
+def check_pool(workload: Any) -> None:
+    """Raise a SpecError where the user's prompts are too few to select from."""
+    from cameraready.evidence import SpecError
+
+    scale = _scale(workload)
+    sizes = _few(workload, scale)
+    if sizes is not None and (sizes[0] < 2 * scale.prompts or not sizes[1]):
         different = len({prompt for prompt, _ in workload.prompts})
-        test = min(scale.test, different // 5)
-        pool = min(scale.pool, different - test)
-        if pool < 2 * scale.prompts or not test:
-            raise ValueError(
-                f"{different} different prompts are too few: selection needs a pool of at least {2 * scale.prompts} and some to judge by"
-            )
-        return workload.split(lm, train=pool, test=test, seed=number)
-    return workload.split(lm, train=scale.pool, test=scale.test, seed=number)
+        raise SpecError(
+            f"{different} different prompts are too few: selection needs a pool of at least {2 * scale.prompts}, and a fifth of the prompts is held out to judge by"
+        )
+
+
+def _split(workload: Any, lm: Any, scale: Scale, number: int) -> tuple[list[Any], list[Any]]:
+    pool, test = _few(workload, scale) or (scale.pool, scale.test)
+    return workload.split(lm, train=pool, test=test, seed=number)

@@ -17,7 +17,7 @@ from cameraready.posttraining.sft_objectives.experiment.continuum import schedul
 from cameraready.posttraining.sft_objectives.prior import demonstration, evaluating, padded
 
 #: Layers that get adapters, and their rank.
-LAYERS, RANK = 3, 8
+LAYERS, RANK = 2, 8
 BATCH = 8
 
 Pair = tuple[list[int], list[int]]

@@ -126,7 +126,7 @@ OF_OURS: list[Claim] = [
         12,
         part="a",
         paper="(Ours, for claim 1.) On a task that a real model knows, alpha = 1 withstands wrong demonstrations.",
-        tested=f"Sums, three in ten demonstrations with another's answer, adapters of rank 8 on the last three layers, six steps: the {RIGHT}, alpha = 1 minus log-likelihood, above 0.",
+        tested=f"Sums, three in ten demonstrations with another's answer, adapters of rank 8 on the last two layers, five steps: the {RIGHT}, alpha = 1 minus log-likelihood, above 0.",
         measure=difference("accuracy", "alpha=1", "nll"),
         rule=above(0.0),
         where=KNOWN,

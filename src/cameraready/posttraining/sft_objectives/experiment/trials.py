@@ -19,7 +19,7 @@ CONTINUUM, QUICK, FORMULAS, MEMORY = "continuum", "continuum-quick", "formulas",
 TASKS = ("arithmetic", "figlet_font")
 NOISE = {"arithmetic": 0.3}
 #: Demonstrations of a run, and those that judge it.
-TRAIN, HELD_OUT = 48, 24
+TRAIN, HELD_OUT = 40, 24
 RATES = (1e-4, 4e-4, 1.5e-3)
 #: The split on which learning rates are chosen; those that give verdicts are numbered from 0.
 TUNING_SPLIT = 1_000
