@@ -125,7 +125,7 @@ def test_solved_groups_train_naively_but_not_calibrated():
 
 
 def test_a_lone_success_at_the_last_attempt_keeps_its_credit():
-    """The sheet's "zero for all solved groups" does not hold here: zeroing it would bias late attempts."""
+    """Not zero, though all are solved: zeroing it would bias late attempts."""
     found = attempt_advantages(np.array([[1, NAN], [1, NAN], [0, 1]]))
     np.testing.assert_array_equal(np.nan_to_num(found), [[0, 0], [0, 0], [0, 1]])
     found = attempt_advantages(np.array([[1, NAN], [1, NAN], [0, 1]]), baseline="mean")

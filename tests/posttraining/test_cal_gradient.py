@@ -10,7 +10,7 @@ from cameraready.posttraining.cal_grpo import attempt_advantages
 from cameraready.posttraining.cal_grpo.attempts import later_failures
 from cameraready.posttraining.cal_grpo.experiment.gradient import exact_gradient, moments, patterns
 
-SHEET = np.array([[0.3, 0.4, 0.3], [0.5, 0.25, 0.25]])
+TWO_TRIES = np.array([[0.3, 0.4, 0.3], [0.5, 0.25, 0.25]])
 THREE = np.array([[0.2, 0.5, 0.3], [0.4, 0.1, 0.5], [0.3, 0.3, 0.4]])
 
 
@@ -61,8 +61,8 @@ def brute_force(probabilities, n, made):
 )
 def test_moments_are_those_of_brute_force(options):
     made = estimator(**options)
-    found = moments(SHEET, 3, made)
-    mean, variances, shared = brute_force(SHEET, 3, made)
+    found = moments(TWO_TRIES, 3, made)
+    mean, variances, shared = brute_force(TWO_TRIES, 3, made)
     np.testing.assert_allclose(found.mean, mean, atol=1e-12)
     np.testing.assert_allclose(found.variances, variances, atol=1e-12)
     assert found.shared == pytest.approx(shared, abs=1e-12)
@@ -99,7 +99,7 @@ def test_exact_gradient_is_the_slope_of_verification():
         assert exact_gradient(THREE)[k, m] == pytest.approx(numeric, abs=1e-6)
 
 
-def test_the_sheets_table_is_that_of_the_first_attempt():
+def test_variances_of_the_first_attempt_of_a_small_example():
     """(0.3, 0.4, 0.3) then 0.5, N = 4: 0.0464, 0.0375, 0.0218, 0.0094, the right answer having 0.3."""
     arms = {
         "trajectory": {"method": "trajectory"},
@@ -107,14 +107,14 @@ def test_the_sheets_table_is_that_of_the_first_attempt():
         "cal": {},
         "known": {"weights": "known"},
     }
-    found = {name: moments(SHEET, 4, estimator(SHEET, **options)) for name, options in arms.items()}
+    found = {name: moments(TWO_TRIES, 4, estimator(TWO_TRIES, **options)) for name, options in arms.items()}
     first = {name: moment.variances[0] for name, moment in found.items()}
     assert first == pytest.approx({"trajectory": 0.046375, "naive": 0.0375, "cal": 0.021775, "known": 0.009375})
     np.testing.assert_allclose(found["naive"].mean[0], 2 * found["naive"].exact[0])
     np.testing.assert_allclose(found["naive"].mean[1], found["naive"].exact[1])
 
 
-@pytest.mark.parametrize("probabilities", [SHEET, THREE])
+@pytest.mark.parametrize("probabilities", [TWO_TRIES, THREE])
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_known_weights_and_outcomes_are_unbiased_and_naive_is_by_one_over_w(probabilities, n):
     for options in ({"weights": "known"}, {"method": "trajectory"}, {"lam": 1.0}):
@@ -131,7 +131,7 @@ def test_group_weights_are_biased_only_where_a_lone_trajectory_succeeds():
     assert found[4] < 0.05
     assert found[16] < 1e-3
     # With two attempts there is no such corner but at the last, whose weight is 1.
-    assert moments(SHEET, 2, estimator()).bias < 1e-12
+    assert moments(TWO_TRIES, 2, estimator()).bias < 1e-12
 
 
 def test_at_two_answers_calibration_by_the_group_is_the_outcome():

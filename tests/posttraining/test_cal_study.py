@@ -1,5 +1,6 @@
 """The study's own machinery: games, exact chances, gradients in training, and the user's model."""
 
+import dataclasses
 import itertools
 import json
 
@@ -186,6 +187,28 @@ def test_an_arm_of_ones_own_takes_part():
         games.GAMES.update(games_before)
     assert {row["run"] for row in trained} == {0, 1}
     assert {row["arm"] for row in varied} == {"trajectory", "naive", "cal", "whole", "known", "mine"}
+
+
+def test_an_arm_of_ones_own_that_is_none_is_named():
+    def lazy(rewards, group_ids):
+        return rewards * np.nan
+
+    def short(rewards, group_ids):
+        return rewards[:, :1]
+
+    for arm, words in ((lazy, "lazy returned NaN"), (short, "short must return an advantage for each attempt")):
+        with pytest.raises(ValueError, match=words):
+            study.trial(study.GRADIENTS, Context(seed=0, own={"mine": arm}), part="gradient", draws=1, most=2)
+
+
+def test_a_task_with_one_attempt_is_refused():
+    from cameraready.evidence import SpecError
+    from cameraready.evidence.specs import value_spec
+    from cameraready.posttraining._testbed.families import arms
+
+    task = arms(20)
+    with pytest.raises(SpecError, match="one attempt only"):
+        study.open_workload(dataclasses.replace(value_spec(task), value=task))
 
 
 def test_running_rates_are_kept_between_steps():

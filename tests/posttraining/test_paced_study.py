@@ -10,7 +10,8 @@ import torch
 from scipy.stats import spearmanr
 
 from cameraready import check
-from cameraready.evidence import Claim, Context, SpecError, Untested
+from cameraready.evidence import Claim, Context, Untested
+from cameraready.evidence.specs import UsageError
 from cameraready.models import tiny_model, tiny_tokenizer
 from cameraready.posttraining._testbed import EnumerableTask, GRUs, from_function, many_answers
 from cameraready.posttraining.paced import PartitionHead, RunningAccuracy, study
@@ -257,11 +258,23 @@ def test_a_pool_that_is_too_small_is_refused():
         place_of(task)
 
 
+def test_prompts_are_held_out_where_something_can_carry_over_to_them():
+    def task(features):
+        return from_function("any", [(0,), (1,)], lambda p, c: c[0] == p % 2, range(40), features=features)
+
+    assert place_of(task(torch.randn(40, 3))).world.pool == 30
+    for alone in (None, torch.eye(40), torch.zeros(40, 0)):
+        world = place_of(task(alone)).world
+        assert world.pool == 40
+        assert world.held_out.tolist() == list(range(40))
+        assert world.task.features.shape == (40, 40)
+
+
 def test_too_few_prompts_of_ones_own_are_refused_before_a_model_is_opened(tmp_path, monkeypatch):
     monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
     rows = "\n".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) for i in range(6))
     (tmp_path / "few.jsonl").write_text(rows)
-    with pytest.raises(SpecError, match="6 different prompts are too few"):
+    with pytest.raises(UsageError, match="6 different prompts are too few"):
         check(
             "paced-rl",
             on=(tiny_model("llama"), tiny_tokenizer()),

@@ -124,7 +124,14 @@ def credited(arm: Any, rewards: Any, group_ids: Any, pool_ids: Any = None) -> An
     """Advantages by an arm of a study: options of `attempt_advantages`, or a function of rewards (T, K) and group ids (T,), as arrays."""
     if not callable(arm):
         return attempt_advantages(rewards, group_ids=group_ids, pool_ids=pool_ids, **arm)
-    return like(rewards, np.asarray(arm(as_numpy(rewards), as_numpy(group_ids)), dtype=np.float64))
+    table = as_numpy(rewards)
+    found = np.asarray(arm(table, as_numpy(group_ids)), dtype=np.float64)
+    name = getattr(arm, "__name__", type(arm).__name__)
+    if found.shape != table.shape:
+        raise ValueError(f"{name} must return an advantage for each attempt, {table.shape}, got shape {found.shape}")
+    if not np.isfinite(found[~np.isnan(table)]).all():
+        raise ValueError(f"{name} returned NaN or an infinite advantage for an attempt that was made")
+    return like(rewards, found)
 
 
 def attempt_weights(rewards: Any, reached: Any = None, group_ids: Any = None, *, pool_ids: Any = None) -> Any:

@@ -15,6 +15,7 @@ from cameraready.evidence import (
     Cost,
     Figure,
     Spec,
+    SpecError,
     Study,
     Untested,
     above,
@@ -26,7 +27,7 @@ from cameraready.evidence import (
     ratio_of_sums,
     violations,
 )
-from cameraready.posttraining._workload import ACCEPTS, open_posttraining
+from cameraready.posttraining._workload import ACCEPTS, is_enumerable, open_posttraining
 from cameraready.posttraining._workload import cost as training_cost
 from cameraready.posttraining.cal_grpo.experiment import trials
 from cameraready.posttraining.cal_grpo.experiment.claims import EXTRA
@@ -43,7 +44,12 @@ OWN = {"n": 16, "group": 4, "attempts": 3, "problems": 24, "tokens": 32}
 
 def open_workload(spec: Spec) -> Any:
     """The enumeration, a game, or a language model with problems."""
-    return open_posttraining(spec, shipped=(GRADIENTS, *GAMES))
+    found = open_posttraining(spec, shipped=(GRADIENTS, *GAMES))
+    if is_enumerable(found):
+        raise SpecError(
+            "an EnumerableTask has one attempt only, and credit by attempt needs several: give a language model, as (model, tokenizer)"
+        )
+    return found
 
 
 def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:

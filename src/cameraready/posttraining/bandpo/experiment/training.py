@@ -87,9 +87,9 @@ def trained(
     return found
 
 
-def gentle(field: Field, arm: Any, given: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def gentle(field: Field, arm: Any, own: bool, given: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """The same at its usual setting, and at a learning rate at which ratios hardly leave 1."""
-    seeds = range(field.seeds)
+    arm, seeds = Own(arm) if own else arm, range(field.seeds)
     rows = run(
         field, arm, _policy(field, given, seeds), seeds, [1.0] * field.seeds, field.rounds, field.rounds, RATE / 10
     )

@@ -166,7 +166,7 @@ def usual(workload: Any, ctx: Context, *, arm: str) -> list[dict[str, Any]]:
 
 def gentle(workload: Field, ctx: Context, *, arm: str) -> list[dict[str, Any]]:
     """One arm where ratios hardly leave 1."""
-    return training.gentle(workload, ctx.select(ARMS)[arm], ctx.prepared)
+    return training.gentle(workload, ctx.select(ARMS)[arm], arm in ctx.own, ctx.prepared)
 
 
 # --- a language model ------------------------------------------------------------------------------------------------
@@ -193,7 +193,10 @@ def model(workload: PosttrainingWorkload, ctx: Context, *, arm: str) -> list[dic
     shape = dict(OWN_RUN if ctx.is_own_workload else FULL_RUN)
     if workload.is_tiny:
         shape |= {"steps": 2, "prompts": 2, "group": 4, "lora_rank": 0, "new_tokens": 8}
-    problems, _ = workload.split(lm, train=shape["prompts"] * shape["steps"], test=0, seed=ctx.seed)
+    wanted = shape["prompts"] * shape["steps"]
+    if workload.prompts is not None:  # the user's are gone round again where they are few
+        wanted = min(wanted, len({prompt for prompt, _ in workload.prompts}))
+    problems, _ = workload.split(lm, train=wanted, test=0, seed=ctx.seed)
     steps = _runs.grpo_run(lm, problems, trainer=made, max_new_tokens=shape.pop("new_tokens"), seed=ctx.seed, **shape)
     return [_step(row) for row in steps]
 

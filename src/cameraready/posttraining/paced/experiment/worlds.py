@@ -68,13 +68,15 @@ def place_of(workload: Any) -> Place:
     task: EnumerableTask = workload
     if task.prompts < 4:
         raise ValueError(f"selection needs a pool of at least 4 prompts, and the task has {task.prompts}")
-    pool = task.prompts - task.prompts // 4 if task.prompts >= 20 else task.prompts
-    prompts = max(min(8, pool // 2) // 2 * 2, 2)
     # A task without features tells prompts apart by their number alone: so do the policy and the estimate then.
     if not task.features.shape[1]:
-        told = EnumerableTask(
+        task = EnumerableTask(
             task.name, task.tokens, task.lengths, task.correct, torch.eye(task.prompts), task.kinds,
             reward=task.reward, start=task.start, vocabulary=task.vocabulary,
         )  # fmt: skip
-        task, pool = told, task.prompts
-    return Place(World(task, pool), Settings(prompts=prompts), target=None)
+    # Where each prompt has a feature to itself, nothing carries over to prompts that are held out.
+    alone = task.features.shape[1] == task.prompts and torch.equal(
+        task.features, torch.eye(task.prompts).to(task.features)
+    )
+    pool = task.prompts if alone or task.prompts < 20 else task.prompts - task.prompts // 4
+    return Place(World(task, pool), Settings(prompts=max(min(8, pool // 2) // 2 * 2, 2)), target=None)
