@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from cameraready import check
 from cameraready.evidence import Claim, Context, Untested
-from cameraready.evidence.specs import UsageError
+from cameraready.evidence.subject import UsageError
 from cameraready.models import tiny_model, tiny_tokenizer
 from cameraready.posttraining._testbed import EnumerableTask, GRUs, from_function, many_answers
 from cameraready.posttraining.paced import PartitionHead, RunningAccuracy, study

@@ -210,3 +210,28 @@ def test_what_trajectory_balance_cannot_honour_is_refused(tmp_path, setting):
             tiny_model("llama"), tiny_tokenizer(), config("grpo", tmp_path, 1, **setting), dataset(), [letters]
         )
         assert trainer.settings.loss == "trl"
+
+
+def test_a_state_that_is_none_and_one_of_another_head_are_named(tmp_path):
+    def trainer(**settings):
+        return paced(**settings)(
+            tiny_model("llama"), tiny_tokenizer(), config("grpo", tmp_path, 4), dataset(), [letters]
+        )
+
+    train(paced(), config("grpo", tmp_path, 2))
+    state = tmp_path / "checkpoint-2" / "paced.pt"
+    other = torch.load(state, weights_only=True)
+    other["head"]["network.0.bias"] = torch.zeros(3)
+    torch.save(other, state)
+    with pytest.raises(ValueError, match=r"paced\.pt is of another head"):
+        trainer().train(resume_from_checkpoint=str(state.parent))
+    for broken in (b"", b"no state", b"\x80\x04."):
+        state.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"paced\.pt is no state of PacedGRPOTrainer"):
+            trainer().train(resume_from_checkpoint=str(state.parent))
+    torch.save([1, 2], state)
+    with pytest.raises(ValueError, match=r"paced\.pt is no state of PacedGRPOTrainer"):
+        trainer().train(resume_from_checkpoint=str(state.parent))
+    state.unlink()
+    with pytest.warns(UserWarning, match="starts afresh"):
+        trainer().train(resume_from_checkpoint=str(state.parent))

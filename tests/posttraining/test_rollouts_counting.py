@@ -197,3 +197,9 @@ def test_repeats_are_the_attempts_that_were_made_before(texts, rate):
 @pytest.mark.parametrize("texts", [[], ["a"]])
 def test_one_attempt_repeats_nothing(texts):
     assert math.isnan(repeats(texts))
+
+
+@pytest.mark.parametrize("scores", [[0.5, 0.7], [float("nan"), 0.0], ["yes", "no"], [[1, 0]]])
+def test_what_is_neither_right_nor_wrong_is_not_counted(scores):
+    with pytest.raises(ValueError, match="a row of 0 and 1 for each problem"):
+        pass_at([scores], 1)

@@ -3,6 +3,8 @@
 import inspect
 import math
 import random
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from cameraready.lm import _tasks
 from cameraready.lm._problems import Problem
 from cameraready.models import LanguageModel, tiny_model, tiny_tokenizer
 from cameraready.posttraining import _runs
+from cameraready.posttraining._record import described
 from cameraready.posttraining._runs import RECIPES, demonstration, grpo_run, recipe
 
 pytestmark = pytest.mark.torch
@@ -316,6 +319,35 @@ def test_a_folder_of_another_run_is_refused(lm, problems, tmp_path):
         grpo_run(lm, problems, folder=tmp_path, seed=9, **options)
     with pytest.raises(ValueError, match="holds a run with other settings"):
         grpo_run(lm, problems[1:], folder=tmp_path, **options)
+
+
+def closed_over(share):
+    def trainer(*arguments):
+        return share, arguments
+
+    return trainer
+
+
+def test_what_makes_another_run_is_answers_checks_rewards_trainers_and_weights(lm, problems, tmp_path):
+    options = {**SHORT, "steps": 2}
+    grpo_run(lm, problems, folder=tmp_path / "a", **options)
+    other = LanguageModel(tiny_model("llama", seed=7), lm.tokenizer, lm.name, "value")
+    for model, changed, more in [
+        (lm, [replace(problem, answer="x") for problem in problems], {}),
+        (lm, [replace(problem, check=lambda text: True) for problem in problems], {}),
+        (lm, problems, {"reward_funcs": [letters]}),
+        (lm, problems, {"trainer": closed_over(0.1)}),
+        (lm, problems, {"after": lambda trained: {}}),
+        (other, problems, {}),
+    ]:
+        with pytest.raises(ValueError, match="holds a run with other settings"):
+            grpo_run(model, changed, folder=tmp_path / "a", **options, **more)
+    assert described(closed_over(0.1)) != described(closed_over(0.2))
+    assert described(partial(closed_over, 1)) != described(partial(closed_over, 2))
+    assert described(closed_over(0.1)) == described(closed_over(0.1))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file; a run needs a folder"):
+        grpo_run(lm, problems, folder=tmp_path / "file", **options)
 
 
 # --- misuse ----------------------------------------------------------------------------------------------------------

@@ -191,6 +191,13 @@ def test_own_prompts_are_divided_by_the_seed(lm, tmp_path):
         workload.split(lm, train=0, test=2)
 
 
+def test_a_prompt_with_two_answers_is_refused(lm, tmp_path):
+    path = prompts_file(tmp_path, {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+1=", "answer": "3"})
+    workload = open_posttraining(with_own(shipped("tiny-llama"), data=f"{path}:prompt,answer"))
+    with pytest.raises(ValueError, match="'1\\+1=' stands in the data with two answers, '2' and '3'"):
+        workload.split(lm, train=1, test=0)
+
+
 def test_small_worlds_are_drawn_from_until_there_are_enough(lm):
     """A world of 30 different problems gives all of them; asked for more, it says how many there are."""
     from cameraready.lm._problems import Problem

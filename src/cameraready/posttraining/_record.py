@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,14 @@ class Book:
     Raises
     ------
     ValueError
-        The folder holds another run.
+        The folder holds another run, or is a file.
     """
 
     def __init__(self, folder: Path, told: dict[str, Any], steps: int) -> None:
         self.folder, self.steps = folder, steps
         self.rows: list[dict[str, Any]] = []
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file; a run needs a folder")
         folder.mkdir(parents=True, exist_ok=True)
         mark = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
         known = folder / "run.txt"
@@ -99,6 +102,53 @@ class Book:
 
     def _write(self) -> None:
         self._written.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+
+
+def described(function: Any) -> str:
+    """What tells a function from others: its name, and the plain values that it is bound to or closes over."""
+    if function is None:
+        return ""
+    if isinstance(function, functools.partial):
+        bound = [*function.args, *(value for _, value in sorted(function.keywords.items()))]
+        return f"{described(function.func)}({', '.join(map(_plain, bound))})"
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    cells = getattr(function, "__closure__", None) or ()
+    defaults = getattr(function, "__defaults__", None) or ()
+    held = [_plain(cell.cell_contents) for cell in cells if _is_filled(cell)]
+    return f"{getattr(function, '__module__', '')}.{name}({', '.join([*held, *map(_plain, defaults)])})"
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(value: Any) -> str:
+    """A value as text, without addresses of objects."""
+    if callable(value) and not isinstance(value, type):
+        return described(value)
+    if isinstance(value, (str, bytes, int, float, complex, bool, type(None), Fraction)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_plain(key)}: {_plain(each)}' for key, each in value.items())}}}"
+    return type(value).__qualname__
+
+
+def weights_digest(model: Any) -> str:
+    """A fingerprint of a model's weights: of each, its name, shape and sum."""
+    import torch
+
+    found = hashlib.sha256()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            total = float(weight.double().sum()) if weight.device.type != "meta" else 0.0
+            found.update(f"{name} {tuple(weight.shape)} {total!r}\n".encode())
+    return found.hexdigest()
 
 
 def _step_of(checkpoint: Path) -> int:

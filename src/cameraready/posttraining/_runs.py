@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cameraready.posttraining._record import Book, recorder_of
+from cameraready.posttraining._record import Book, described, recorder_of, weights_digest
 from cameraready.posttraining._trl import import_trl
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def grpo_run(
     reward_funcs : sequence of callable, optional
         Instead of the problems' checks: TRL's reward functions; their sum is the reward.
     folder : path, optional
-        Where checkpoints and rows go. A run that was broken off is taken up from its last checkpoint, and ends as if it had not been.
+        Where checkpoints and rows go. A run that was broken off is taken up from its last checkpoint, and ends as if it had not been. Functions
+        are told apart by their names and by the plain values that they hold, not by their code.
     save_every : int
         Steps between checkpoints; a multiple of `iterations`, 0 for none.
     each : callable, optional
@@ -184,9 +185,12 @@ def grpo_run(
         where = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         told = {
             "model": lm.name,
-            "trainer": getattr(trainer, "__qualname__", ""),
+            "weights": weights_digest(lm.model) if folder is not None else "",
+            "trainer": described(trainer),
+            "after": described(after),
+            "rewards": [described(function) for function in reward_funcs or ()],
             "lora_rank": lora_rank,
-            "prompts": [problem.prompt for problem in problems],
+            "problems": [(problem.prompt, problem.answer, described(problem.check)) for problem in problems],
             **chosen,
         }
         book = Book(where, told, steps)

@@ -135,6 +135,8 @@ class PosttrainingWorkload(LMWorkload):
             return [], []
         own = task == "own"
         n = len(self.prompts or ()) if own else wanted
+        if own:
+            self._check_answers()
         while True:
             different = list({problem.prompt: problem for problem in self.problems(task, lm, n=n, seed=seed)}.values())
             if len(different) >= wanted or own or n >= 8 * wanted:
@@ -145,6 +147,15 @@ class PosttrainingWorkload(LMWorkload):
         order = np.random.default_rng([seed, 81]).permutation(len(different)) if own else range(len(different))
         chosen = [different[int(place)] for place in order][:wanted]
         return chosen[test:], chosen[:test]
+
+    def _check_answers(self) -> None:
+        """Raises ValueError for a prompt that stands in the data with two answers, so that it is not known what is right."""
+        known: dict[str, str | None] = {}
+        for prompt, answer in ((each[0], each[1]) for each in self.prompts or ()):
+            if known.setdefault(prompt, answer) != answer:
+                raise ValueError(
+                    f"the prompt {prompt[:60]!r} stands in the data with two answers, {known[prompt]!r} and {answer!r}; keep one of them"
+                )
 
 
 def cost(

@@ -43,7 +43,7 @@ def pass_at(groups: Sequence[Any], k: int) -> Estimate:
     Raises
     ------
     ValueError
-        There are no problems, or one has fewer than `k` samples.
+        There are no problems, one has fewer than `k` samples, or a sample is neither right (1) nor wrong (0).
     """
     rows = [_right(group) for group in groups]
     if not rows:
@@ -205,6 +205,8 @@ def _last_number(text: str) -> str:
 def _right(group: Any) -> np.ndarray:
     flags = getattr(group, "correct", group)
     flags = flags.cpu().numpy() if hasattr(flags, "cpu") else np.asarray(flags)
+    if flags.ndim != 1 or flags.dtype.kind not in "biuf" or not np.isin(flags, (0, 1)).all():
+        raise ValueError(f"whether samples are right must be a row of 0 and 1 for each problem, got {flags!r}"[:200])
     return flags.astype(bool)
 
 

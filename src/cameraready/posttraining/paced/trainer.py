@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import get_last_checkpoint
 
 from cameraready.posttraining._logprobs import completion_logprobs
 from cameraready.posttraining._trl import import_trl
@@ -21,12 +20,10 @@ from cameraready.posttraining.paced.head import PartitionHead
 from cameraready.posttraining.paced.replay import ErrorReplay
 from cameraready.posttraining.paced.rewards import Heard, positions, with_indices
 from cameraready.posttraining.paced.sampler import PacedSampler
+from cameraready.posttraining.paced.saving import STATE, Saving, read_state
 from cameraready.posttraining.paced.settings import PacedSettings
 
 _GRPOTrainer: Any = import_trl().GRPOTrainer
-
-#: File beside a checkpoint's own.
-STATE = "paced.pt"
 
 
 class PacedGRPOTrainer(_GRPOTrainer):
@@ -117,7 +114,7 @@ class PacedGRPOTrainer(_GRPOTrainer):
             list[tuple[int, Tensor, Tensor, float]] | None
         ) = []  # rollouts that the buffer has not been offered yet
         self._numbers: dict[str, list[float]] = defaultdict(list)
-        self.add_callback(_Saving(self))
+        self.add_callback(Saving(self))
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
@@ -351,29 +348,21 @@ class PacedGRPOTrainer(_GRPOTrainer):
         if not os.path.exists(path):
             warnings.warn(f"{path} is missing: the estimate of difficulty starts afresh", stacklevel=3)
             return
-        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        self.head.load_state_dict(state["head"])
-        self._head_optimizer.load_state_dict(state["optimizer"])
+        state = read_state(path, self.accelerator.device)
+        try:
+            self.head.load_state_dict(state["head"])
+            self._head_optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"{path} is of another head: resume with the settings and embeddings of the run that wrote it, or remove the file to start the"
+                f" estimate afresh ({str(error).splitlines()[0]})"
+            ) from None
         if self.pacer is not None and "pacer" in state:
             # The trainer walks over the epoch's batches again unless the epoch was complete, or it was told not to.
             walks = not state["epoch_complete"] and not self.args.ignore_data_skip
             self.pacer.load_state_dict(state["pacer"], from_start=walks)
         if self.replay is not None and "replay" in state:
             self.replay.load_state_dict(state["replay"])
-
-
-class _Saving(TrainerCallback):
-    """Writes the trainer's own state beside each checkpoint."""
-
-    def __init__(self, trainer: PacedGRPOTrainer) -> None:
-        self.trainer = trainer
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not args.should_save:
-            return
-        folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        complete = abs(state.epoch - round(state.epoch)) < 1e-9
-        torch.save({**self.trainer.paced_state(), "epoch_complete": complete}, os.path.join(folder, STATE))
 
 
 def _check_config(args: Any) -> None:

@@ -261,12 +261,12 @@ STUDY = Study(
         *OF_OURS,
     ],
     answer=Answer(
-        measure=ratio("error", "recommended", "alternative", floor=1e-3),
-        better="fine-tune {workload} by {level}: its errors are {estimate} times [{low}, {high}] as many",
-        worse="the prior speaks for {level} on {workload}, and it is wrong: errors are {estimate} times [{low}, {high}] as many",
-        tie="on {workload} it matters little whether to train by {level}: errors are {estimate} times [{low}, {high}] as many",
+        measure=ratio("nll_held_out", "recommended", "alternative"),
+        better="train with {level}: held-out log-loss is {estimate} times [{low}, {high}] as large on {workload}",
+        worse="do not train with {level}, though the prior speaks for it: held-out log-loss is {estimate} times [{low}, {high}] as large on {workload}",
+        tie="it matters little whether you train with {level}: held-out log-loss is {estimate} times [{low}, {high}] as large on {workload}",
         by="setting",
-        by_label="{level}",
+        by_label="and",
         workloads=[QWEN, "own"],
     ),
     figures=[
