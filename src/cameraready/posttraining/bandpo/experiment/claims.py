@@ -18,6 +18,11 @@ STEP, ALONE = ((pl.col("part") == "cost") & (pl.col("what") == what) for what in
 ON_BOUNDS: dict[str, Any] = {"workloads": [BOUNDS], "pooled": False}
 ON_TRAINED: dict[str, Any] = {"workloads": [*TRAINED, "own"], "where": END, "pooled": False}
 ON_ALL: dict[str, Any] = {"workloads": [BANDIT, *TRAINED, "own"], "where": END, "pooled": False}
+CENSUS_CHANGED = (
+    "The first run divided every error by the exact bound, however small. The lower bounds of total variation and chi-square are 1 - x, and at "
+    "the edge of the simplex (p = delta, p = delta / (1 + delta): two points of the census, each the end of two blocks) they are below 1e-15, which the last "
+    "digit of log p decides: 4 violations. Lower bounds of these two below 1e-6 now count as 1e-6."
+)
 OURS: dict[str, Any] = {"scope": "ours", "source": "this study"}
 
 MORE = [
@@ -118,6 +123,7 @@ MORE = [
         where=CENSUS,
         **ON_BOUNDS,
         **OURS,
+        changed=CENSUS_CHANGED,
     ),
     Claim(
         9,

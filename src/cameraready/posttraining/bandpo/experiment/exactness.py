@@ -14,6 +14,9 @@ from cameraready.posttraining.bandpo.loss import token_losses
 
 #: Blocks of the census: log-probabilities of each, from p = 1e-12 to p = 1 - 1e-12.
 BLOCKS = 12
+#: Lower bounds below this count as this in relative errors. Of KL float64 holds them down to 1e-290. Those of the others are 1 - x, and where x
+#: is 1, at the edge of the simplex, the last digit of log p moves them by more than they are.
+SMALLEST = {"kl": 1e-290, "tv": 1e-6, "chi2": 1e-6}
 
 
 def probabilities(block: int, count: int) -> list[float]:
@@ -28,7 +31,7 @@ def census(block: int, count: int) -> Iterator[dict[str, Any]]:
     """For each divergence and radius the largest errors within the block.
 
     Columns: ``newton``, ``bisect``, ``given`` (the divergence as the user's own function): largest error of both bounds relative to the
-    exact root; ``table_up`` relative and ``table_down`` absolute, over what the table states for itself in ``table_stated``; ``outside``:
+    exact root (see `SMALLEST`); ``table_up`` relative and ``table_down`` absolute, over what the table states for itself in ``table_stated``; ``outside``:
     p * upper - 1, where above 0.
     """
     log_p = probabilities(block, count)
@@ -42,7 +45,8 @@ def census(block: int, count: int) -> Iterator[dict[str, Any]]:
                 ("bisect", {"divergence": divergence, "solver": "bisect"}),
                 ("given", {"divergence": GENERATORS[divergence]}),
             ):
-                row[name] = max(_errors(band_bounds(at, delta=delta, max_ratio=None, **options), exact))
+                found = band_bounds(at, delta=delta, max_ratio=None, **options)
+                row[name] = max(_errors(found, exact, SMALLEST[divergence]))
             table = BandTable(divergence, delta)
             lower, upper = table(at)
             row["table_stated"] = max(table.tolerance)
@@ -93,10 +97,9 @@ def exact_bounds(divergence: str, log_p: float, delta: float) -> tuple[mpmath.mp
         return root(-1), root(1)
 
 
-def _errors(found: Any, exact: Any) -> Iterator[float]:
+def _errors(found: Any, exact: Any, smallest: float) -> Iterator[float]:
     for lower, upper, (low, high) in zip(found[0].tolist(), found[1].tolist(), exact, strict=True):
-        # Below 1e-290 float64 has no lower bound to speak of.
-        yield float(abs(lower - low) / max(low, mpmath.mpf("1e-290")))
+        yield float(abs(lower - low) / max(low, mpmath.mpf(smallest)))
         yield float(abs(upper - high) / high)
 
 
