@@ -15,6 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from cameraready import amounts
 from cameraready.models import ModelError, cost, cost_of, tiny_model, tiny_tokenizer
 from tests.models import gguf_files
 
@@ -199,7 +200,30 @@ def test_a_hub_id_says_what_would_be_downloaded(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("hf:meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"):
         (download,) = cost_of(name, prompt_tokens=10, device="cuda").downloads
-        assert download == "meta-llama/Meta-Llama-3-8B from the Hugging Face hub, about 15.0 GiB"
+        assert download == "meta-llama/Meta-Llama-3-8B from the Hugging Face hub, about 15 GiB"
+
+
+def test_what_cannot_be_reached_says_that_the_configuration_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"cannot be reached .* a folder with the model's config.json alone is enough"):
+        cost_of("hf:nobody/nothing-of-this-name", prompt_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(14.96 * 2**30, "15 GiB"), (0.6 * 2**30, "0.6 GiB"), (5 << 20, "5 MiB"), (2150, "2.1 KiB"), (0, "0 GiB")],
+)
+def test_memory_is_told_in_a_unit_that_leaves_digits(size, text):
+    assert amounts.memory(size) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(8_030_261_248, "8.03 thousand million"), (596_049_920, "596 million"), (71_232, "71.2 thousand"), (12, "12")],
+)
+def test_numbers_of_weights_are_never_zero_point_zero_million(n, text):
+    assert amounts.weights(n) == text
 
 
 def test_more_tokens_than_the_model_was_made_for_are_noted():

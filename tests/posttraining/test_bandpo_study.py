@@ -11,7 +11,7 @@ import torch
 from cameraready.posttraining import _runs, _testbed
 from cameraready.posttraining.bandpo import band_policy_loss
 from cameraready.posttraining.bandpo.experiment import exactness, training
-from cameraready.posttraining.bandpo.experiment.arms import ARMS, per_seed, terms
+from cameraready.posttraining.bandpo.experiment.arms import ARMS, Own, per_seed, terms
 from cameraready.posttraining.bandpo.experiment.bandit import play
 from cameraready.posttraining.bandpo.experiment.matching import matched
 from cameraready.posttraining.bandpo.experiment.trials import SHIPPED
@@ -174,7 +174,7 @@ def test_arms_start_from_the_same_policies_and_what_is_tuned_is_not_what_is_judg
     field = SHIPPED["two-strategies-small"]()
     given = training.prepared(field)
     assert not {*training.TUNING} & {*range(field.seeds)}
-    one, other = (training.trained(field, ARMS[name], False, given, 1.0) for name in ("clip", "band-kl"))
+    one, other = (training.trained(field, ARMS[name], given, 1.0) for name in ("clip", "band-kl"))
     begins = [[row for row in rows if row["kind"] == "curve" and row["round"] == 0] for rows in (one, other)]
     assert len(begins[0]) == field.seeds
     for first, second in zip(*begins, strict=True):
@@ -193,10 +193,21 @@ def test_a_loss_of_the_users_joins_in():
     def reinforce(logps, old_logps, advantages, mask, setting):
         return -(advantages[..., None] * logps * mask).sum((1, 2, 3)) / mask.sum((1, 2, 3))
 
-    rows = training.trained(field, reinforce, True, given, 1.0)
+    rows = training.trained(field, Own(reinforce), given, 1.0)
     assert {row["kind"] for row in rows} == {"end", "curve"}
     with pytest.raises(ValueError, match="one number for each of the 2 seeds"):
-        training.trained(field, lambda *each: reinforce(*each).sum(), True, given, 1.0)
+        training.trained(field, Own(lambda *each: reinforce(*each).sum()), given, 1.0)
+
+
+def test_a_loss_of_the_users_that_is_clip_is_clip_also_in_the_bandit():
+    def clip(logps, old_logps, advantages, mask, setting):
+        ratio, a = (logps - old_logps).exp(), advantages[..., None]
+        each = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
+        return (each * mask).sum((1, 2, 3)) / mask.sum((1, 2, 3))
+
+    one, other = (play(arm, range(2), torch.ones(2), 5) for arm in (Own(clip), ARMS["clip"]))
+    for name in ("rare", "entropy", "spent"):
+        assert one[name] == pytest.approx(other[name], rel=1e-6)
 
 
 def test_a_task_on_which_nothing_moves_is_told():

@@ -164,6 +164,14 @@ def test_rollouts_used_once_are_warned_of_and_clip_nothing(tmp_path):
         made(tmp_path)  # two iterations on each batch: no warning
 
 
+def test_epsilons_that_the_band_replaces_are_named(tmp_path):
+    with pytest.warns(UserWarning, match=r"epsilon=0.2 and epsilon_high=0.28, which the band replaces"):
+        made(tmp_path, settings={"epsilon_high": 0.28})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        made(tmp_path, settings={"epsilon_high": 0.28}, divergence=None)
+
+
 def test_the_component_needs_no_trl_until_a_trainer_is_asked_for():
     code = (
         "import sys; sys.modules['trl'] = None\n"

@@ -379,3 +379,9 @@ def test_rates_come_back_from_their_state():
     for bad in ({"attempts": 0}, {"attempts": 2.5}, {"attempts": 2, "decay": 1.0}, {"attempts": 2, "prior": 0.0}):
         with pytest.raises(ValueError, match="must be"):
             RunningRates(**bad)
+
+
+def test_lists_of_unequal_length_are_told_to_be_padded():
+    with pytest.raises(ValueError, match=r"rows of 1 to 2 attempts: pad with NaN"):
+        attempt_advantages([[1], [0, 1]])
+    assert np.isnan(attempt_advantages([[1, float("nan")], [0, 1]])[0, 1])

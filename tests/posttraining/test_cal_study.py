@@ -286,6 +286,21 @@ def test_a_model_of_ones_own_is_measured(tmp_path, monkeypatch):
     assert found.rows["weight"][0].startswith("w_1 = ")
 
 
+def test_a_model_that_solves_nothing_gets_a_sentence_and_no_number(tmp_path, monkeypatch):
+    from cameraready import check
+    from cameraready.models import tiny_model, tiny_tokenizer
+
+    monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("\n".join(json.dumps({"prompt": f"number {i}:", "answer": f"{1234567 + i}"}) for i in range(5)))
+    found = check("cal-grpo", on=(tiny_model("llama"), tiny_tokenizer()), data=f"{data}:prompt,answer", tier="smoke")
+    assert found.rows["status"].unique().to_list() == ["done"]
+    assert found.rows["variance"].max() == 0
+    (claim,) = (each for each in found.claims if each.label == "2e")
+    assert claim.verdict == "untested"
+    assert "the model solves none of these problems" in claim.reason
+
+
 # --- the study -------------------------------------------------------------------------------------------------------------
 
 

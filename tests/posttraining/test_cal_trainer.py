@@ -271,6 +271,11 @@ def test_equal_dialogues_of_a_group_have_equal_advantages_and_others_the_mean():
         ({}, {"lam": 1.5}, "lam must be from 0"),
         ({}, {"method": "best"}, "method must be one of"),
         ({}, {"attempts": 0}, "attempts must be a whole number and at least 1"),
+        (
+            {"max_completion_length": 8},
+            {"attempts": 9, "max_attempt_length": None},
+            "max_completion_length=8 of the config is shared by 9 attempts",
+        ),
         ({}, {"max_attempt_length": 0}, "max_attempt_length must be a whole number and at least 1"),
     ],
 )
@@ -301,8 +306,14 @@ def test_verdicts_and_data_that_leave_doubt_are_refused(tmp_path):
         one(right, tools=[len])
     with pytest.raises(ValueError, match="streamed data set"):
         one(right, train_dataset=dataset().to_iterable_dataset())
-    with pytest.raises(ValueError, match="the verifier gave 0"):
+    with pytest.raises(ValueError, match=r"^the verifier gave 0\.7 for "):  # and not that it raised something
         one(lambda completions, **_: [0.7]).train()
+
+    def broken(completions, **_):
+        raise KeyError("sum")
+
+    with pytest.raises(ValueError, match="raised KeyError"):
+        one(broken).train()
     twice = Dataset.from_list([{"prompt": "p", "answer": "a"}, {"prompt": "p", "answer": "b"}])
     with pytest.raises(ValueError, match="stands in two rows with different columns"):
         MultiAttemptGRPOTrainer(tiny_model("llama"), right, args, twice, processing_class=tiny_tokenizer())
@@ -318,3 +329,23 @@ def test_verdicts_and_data_that_leave_doubt_are_refused(tmp_path):
         other = config("grpo", tmp_path, 1, **{**PLAIN, **settings})
         with pytest.raises(ValueError, match=words):
             one(right, args=other).train()
+
+
+# --- the card -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cards_example_trains(tmp_path, monkeypatch, capsys):
+    from cameraready.catalog import resolve
+
+    monkeypatch.chdir(tmp_path)
+    exec(compile(resolve("cal-grpo").example, "card", "exec"), {})
+    out = capsys.readouterr().out
+    assert "verification@3" in out  # TRL's log
+    assert "VerificationRate(k=2, value=0.66" in out
+
+
+@pytest.mark.parametrize("words", ["retry", "failing test", "my agent may retry after a failing test"])
+def test_the_card_is_found_by_what_a_user_says(words):
+    import cameraready
+
+    assert cameraready.find(words)[0].slug == "cal-grpo"

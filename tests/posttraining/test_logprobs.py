@@ -257,7 +257,7 @@ def test_beyond_their_gradient_only_a_chunk_of_logits_is_ever_made():
 
 
 def test_by_default_a_block_takes_64_mib(monkeypatch):
-    assert _logprobs._chunk(None, 151_936) * 151_936 * 4 <= 64 * 2**20
+    assert _logprobs.chunk_size(None, 151_936) * 151_936 * 4 <= 64 * 2**20
     monkeypatch.setattr(_logprobs, "LARGEST", 3 * 23)
     logits, targets = drawn(20)
     with Largest(ignored=[(20, 23)]) as seen:

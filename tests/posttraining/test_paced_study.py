@@ -237,6 +237,59 @@ def test_parts_of_a_place_hold_its_runs_and_their_policies():
     assert torch.equal(part.policy(prepared).parameters()[0][0], whole.parameters()[0][1])
 
 
+class Mine:
+    """An estimate of one's own: the last group's mean of each prompt."""
+
+    def __init__(self, embeddings, seed):
+        self.values = torch.full((len(embeddings),), 0.5)
+
+    def update(self, prompt_ids, rewards):
+        self.values[prompt_ids] = rewards.mean(1)
+
+    def accuracy(self):
+        return self.values
+
+
+def test_an_estimate_of_ones_own_is_what_is_selected_by(world, policy):
+    class Fixed(Mine):
+        def accuracy(self):
+            return torch.linspace(0, 1, 30)
+
+    run = Run(
+        world,
+        policy,
+        Arm(selection="own"),
+        (0, 1, 2),
+        Settings(prompts=4, group=4, explore=0.0),
+        world.task.features[:30],
+        4e-3,
+        Fixed,
+    )
+    chosen = run._selected()
+    assert (chosen.sort(1).values == torch.tensor([13, 14, 15, 16])).all()
+    batch = run._collect()
+    run.owns.update(batch.prompts, batch.rewards)
+    for row, estimate in enumerate(run.owns.estimates):
+        assert torch.equal(estimate.values[batch.prompts[row]], batch.rewards[row].mean(1))
+
+    class Short(Mine):
+        def accuracy(self):
+            return self.values[:3]
+
+    run = Run(
+        world,
+        policy,
+        Arm(selection="own"),
+        (0, 1, 2),
+        Settings(prompts=4, group=4),
+        world.task.features[:30],
+        4e-3,
+        Short,
+    )
+    with pytest.raises(ValueError, match="one a prompt"):
+        run.advance()
+
+
 def test_a_task_of_ones_own_is_trained_on(tmp_path, monkeypatch):
     """From Python, as a function: even numbers are right for even prompts; the policy knows nothing at first."""
     monkeypatch.setenv("CAMERAREADY_HOME", str(tmp_path))
@@ -244,10 +297,10 @@ def test_a_task_of_ones_own_is_trained_on(tmp_path, monkeypatch):
     task = from_function(
         "parity", [(a, b, 9) for a in range(4) for b in range(4)], lambda p, c: (c[0] + c[1]) % 2 == p % 2, range(24)
     )
-    found = check("paced-rl", on=task, tier="smoke", quiet=True)
+    found = check("paced-rl", on=task, with_={"mine": Mine}, tier="smoke", quiet=True)
     assert [(f.arm, f.error) for f in found.failures] == []
     rows = found.rows.filter(found.rows["kind"] == "summary")
-    assert set(rows["arm"]) == {"paced", "grpo"}
+    assert set(rows["arm"]) == {"paced", "selection", "uniform", "mine"}
     assert rows["rollouts"].is_finite().all()
     assert np.isfinite(rows["accuracy"].to_numpy()).all()
 

@@ -127,7 +127,8 @@ def test_completions_without_a_score_are_left_out(tmp_path):
     half = train(make(some), config("grpo", tmp_path / "half", 2))
     assert 0 < half.log[0]["paced/left_out"] < 1
     assert all(math.isfinite(loss) for loss in half.losses)
-    whole = train(make(none), config("grpo", tmp_path / "whole", 2))
+    with pytest.warns(UserWarning, match="no completion of this batch was scored"):
+        whole = train(make(none), config("grpo", tmp_path / "whole", 2))
     assert whole.losses == [0.0, 0.0]
     assert int(whole.trainer.head.updates) == 0
 
@@ -179,7 +180,7 @@ def test_replay_mixes_older_rollouts_in(tmp_path):
             "prompts 0 and 2 of the dataset are the same",
         ),
         (Dataset.from_dict({"question": ["a:"] * 4}), [letters], "no column 'prompt'"),
-        (Dataset.from_dict({"prompt": ["a:", "b:"]}), [letters], "half of the 2 prompts"),
+        (Dataset.from_dict({"prompt": ["a:", "b:"]}), [letters], "the dataset needs 4; it has 2"),
         (Dataset.from_dict({"prompt": list("abcd")}), [torch.nn.Linear(1, 1)], "reward functions must be functions"),
         (iter([]), [letters], "can be indexed"),
     ],
@@ -187,6 +188,22 @@ def test_replay_mixes_older_rollouts_in(tmp_path):
 def test_misuse_is_explained(tmp_path, data, functions, message):
     with pytest.raises(ValueError, match=message):
         paced()(tiny_model("llama"), tiny_tokenizer(), config("grpo", tmp_path, 1), data, functions)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "target", "told"),
+    [
+        ([0.0, 1.0], 0.5, ""),
+        ([0.0, 0.0], 50.0, "near target=50"),
+        ([-5.0, 5.0], 0.5, "between -5 and 5"),
+        ([math.nan], 0.5, "no completion"),
+    ],
+)
+def test_rewards_and_targets_that_do_not_fit_are_told(rewards, target, told):
+    from cameraready.posttraining.paced.rewards import misfit
+
+    found = misfit(torch.tensor([rewards]), target)
+    assert (told in found) if told else found == ""
 
 
 def test_settings_are_checked():
@@ -198,6 +215,8 @@ def test_settings_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             PacedSettings(**options)
+    with pytest.raises(TypeError, match="settings must be a PacedSettings, got dict"):
+        PacedGRPOTrainer(None, [letters], settings={"target": 0.5})
 
 
 @pytest.mark.parametrize("setting", [{"top_p": 0.5}, {"top_k": 5}, {"repetition_penalty": 1.2}, {"beta": 0.1}])

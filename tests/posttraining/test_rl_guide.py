@@ -22,14 +22,17 @@ def names(tmp_path_factory):
     left = {"opened": open_model((tiny_model("qwen2", seed=0, max_positions=2048), tiny_tokenizer()))}
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL):
         code = re.sub(r'open_model\("hf:[^"]*"\)', "opened", code)
-        exec(code.replace('"run", max_steps', f'"{folder}", use_cpu=True, save_strategy="no", max_steps'), left)
+        code = code.replace("-run\", **settings", f'-run", use_cpu=True, save_strategy="no", **settings')
+        exec(re.sub(r'GRPOConfig\("(\w+)-run"', rf'GRPOConfig("{folder}/\1"', code), left)
     return left
 
 
 def test_every_step_is_logged_with_its_entropy_and_divergence(names):
     assert [row["step"] for row in names["steps"]] == [1, 2, 3, 4]
     assert all(row["entropy"] > 0 for row in names["steps"])
-    assert names["spent"] == sum(row["band/kl"] for row in names["steps"]) >= 0
+    first, last = names["steps"][::2], names["steps"][1::2]
+    assert [row["band/kl"] for row in first] == [0, 0], "nothing is spent before the first step on a batch"
+    assert names["spent"] == sum(row["band/kl"] for row in last) >= 0
 
 
 def test_clips_are_told_by_old_probability(names):
@@ -61,7 +64,20 @@ def test_an_untrained_model_is_advised_the_log_likelihood(names):
 
 
 #: Headings of the page, and the verdicts whose estimates stand under them.
-MEASURED = {}
+WORLD, QWEN = "continuum", "qwen2.5-coder-0.5b-instruct"
+MEASURED = {
+    "Is there anything to learn from?": ("paced", [(label, "many-answers") for label in ("3a", "3c", "7d", "11a", "11b", "1a")]),
+    "Entropy": (
+        "bandpo",
+        [("7a", "two-strategies"), ("7a", "many-answers"), *((label, "two-strategies") for label in ("8a", "8c", "8d")), ("10a", "bounds")],
+    ),
+    "pass@k": ("paced", [(label, "many-answers") for label in ("8c", "6d", "6a")]),
+    "Several attempts": ("cal_grpo", [("2d", "maze"), ("3a", "maze"), ("3b", "hidden"), ("4a", "hidden"), ("5c", "ask")]),
+    "Before RL: demonstrations": (
+        "sft_objectives",
+        [*((label, WORLD) for label in ("9a", "2a", "14", "11a", "11c", "11d")), ("12a", QWEN), ("12b", QWEN)],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("heading", MEASURED)

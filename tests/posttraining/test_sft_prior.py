@@ -134,7 +134,7 @@ def test_reading_stops_at_the_limit_and_cuts_long_demonstrations(model, tokenize
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ([], "no tokens to learn"),
+        ([], "the dataset is empty"),
         ([{"prompt": "a"}], "demonstration 1 has the columns prompt; expected"),
         ([("a", "b"), 3], "demonstration 2 is int"),
         ([{"input_ids": [1, 2], "labels": [-100, -100]}], "no tokens to learn"),
@@ -215,3 +215,21 @@ def test_advice_says_why_and_from_how_little():
         recommend(0.5)
     with pytest.raises(ValueError, match="0 <= weak <= strong <= 1"):
         recommend(prior_of(0.5), weak=0.7, strong=0.2)
+
+
+def test_a_model_in_place_of_its_prior_is_named():
+    with pytest.raises(TypeError, match=r"recommend takes what prior_strength.* not Linear"):
+        recommend(torch.nn.Linear(2, 2))
+
+
+def test_names_splits_and_nothing_are_no_demonstrations():
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    rows = [("a", "b")]
+    with pytest.raises(TypeError, match=r"not a str: load it first, AutoModelForCausalLM.from_pretrained\('mymodel'\)"):
+        prior_strength("mymodel", tokenizer, rows)
+    with pytest.raises(TypeError, match=r"is a dict of train, test; give .* one split, dataset\['train'\]"):
+        prior_strength(model, tokenizer, {"train": rows, "test": rows})
+    with pytest.raises(TypeError, match=r"not the text 'rows\.jsonl'"):
+        prior_strength(model, tokenizer, "rows.jsonl")
+    with pytest.raises(ValueError, match="the dataset is empty"):
+        prior_strength(model, tokenizer, [])

@@ -91,6 +91,64 @@ def test_the_log_tells_what_the_objective_saw():
     assert trainer.objective.stats.summary()["batches"] == 0
 
 
+def starvation(trainer):
+    """The warnings of a training run that say that the threshold let nothing through."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    return [str(w.message) for w in caught if "nothing was learned" in str(w.message)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"logging_steps": 100}, {"logging_strategy": "no"}])
+def test_a_threshold_that_lets_nothing_through_is_told_once(settings):
+    trainer = sft_trainer(ProbabilityObjective(alpha=0.5, threshold=0.99, normalize="kept"))
+    for name, value in {**settings, "max_steps": 3}.items():
+        setattr(trainer.args, name, value)
+    (told,) = starvation(trainer)
+    assert trainer.state.global_step == 3
+    assert "probability of at least 0.99" in told
+    assert "quantile(0.5)" in told
+
+
+def test_a_threshold_at_the_median_keeps_half_and_is_not_warned_of():
+    from cameraready.models import tiny_tokenizer
+    from cameraready.posttraining.sft_objectives import prior_strength
+    from tests.posttraining.sft_objectives_cases import DEMONSTRATIONS
+
+    median = prior_strength(tiny_model("llama", seed=3), tiny_tokenizer(), DEMONSTRATIONS).median
+    trainer = sft_trainer(ProbabilityObjective(alpha=0.5, threshold=median))
+    assert starvation(trainer) == []
+    assert 0.3 < trainer.state.log_history[0]["kept_fraction"] < 0.7
+    assert starvation(sft_trainer(ProbabilityObjective(alpha=0.5))) == []
+    assert "at most 1e-09" in starvation(sft_trainer(ProbabilityObjective(threshold=1e-9, side="bottom")))[0]
+
+
+def test_the_log_holds_what_the_docstring_says():
+    trainer = sft_trainer(ProbabilityObjective(), include_num_input_tokens_seen="all")
+    trainer.train()
+    first = trainer.state.log_history[0]
+    assert not {"entropy", "mean_token_accuracy", "num_tokens"} & first.keys()
+    assert first["num_input_tokens_seen"] > 0
+
+
+def test_the_cards_example_trains(tmp_path, monkeypatch, capsys):
+    from cameraready.catalog import resolve
+
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(resolve("beyond-log-likelihood").example, "card", "exec"), names)
+    assert names["trainer"].state.global_step == 1
+    assert str(names["advice"]) in capsys.readouterr().out
+
+
+def test_the_card_is_found_by_what_it_replaces_and_not_by_a_word_of_another_job():
+    import cameraready
+
+    assert cameraready.find(instead_of="trl.SFTTrainer")[0].slug == "beyond-log-likelihood"
+    assert cameraready.find("SFT on noisy demonstrations")[0].slug == "beyond-log-likelihood"
+    assert "beyond-log-likelihood" not in [card.slug for card in cameraready.find("entropy collapse")]
+
+
 def test_evaluation_gives_the_objective_on_whole_logits_where_metrics_want_them():
     def metrics(predicted):
         return {"width": predicted.predictions.shape[-1]}

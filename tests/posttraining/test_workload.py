@@ -198,6 +198,15 @@ def test_a_prompt_with_two_answers_is_refused(lm, tmp_path):
         workload.split(lm, train=1, test=0)
 
 
+def test_a_task_of_ones_own_is_made_of_a_function():
+    from cameraready.posttraining import EnumerableTask, enumerable_task
+
+    task = enumerable_task("parity", [(1, 0), (2, 0)], lambda prompt, answer: answer[0] == 1 + prompt % 2, [0, 1, 2])
+    assert isinstance(task, EnumerableTask)
+    assert task.correct.tolist() == [[True, False], [False, True], [True, False]]
+    assert open_posttraining(Spec("parity", "value", "parity", value=task)) is task
+
+
 def test_small_worlds_are_drawn_from_until_there_are_enough(lm):
     """A world of 30 different problems gives all of them; asked for more, it says how many there are."""
     from cameraready.lm._problems import Problem

@@ -22,8 +22,11 @@ __all__ = [
     "PADDING",
     "PROMPT",
     "Ending",
+    "ScoringHead",
     "TokenScores",
     "at_rest",
+    "check_targets",
+    "chunk_size",
     "completion_logprobs",
     "ending_of",
     "loss_mask",
@@ -88,8 +91,8 @@ def token_logprobs(
         raise ValueError(f"logits must be floating (..., L, V) with V > 0, got {logits.dtype} {tuple(logits.shape)}")
     if targets.shape != logits.shape[:-1]:
         raise ValueError(f"targets {tuple(targets.shape)} must be the logits' shape {tuple(logits.shape)} without V")
-    _check_targets(targets, logits.shape[-1])
-    size = _chunk(chunk, logits.shape[-1])
+    check_targets(targets, logits.shape[-1])
+    size = chunk_size(chunk, logits.shape[-1])
     logps, entropies = _Scores.apply(logits, targets.long(), float(temperature), size, entropy)
     return TokenScores(logps, entropies if entropy else None)
 
@@ -224,7 +227,7 @@ def completion_logprobs(
         raise ValueError(
             f"input_ids go from {lowest} to {highest}, but the vocabulary has the ids 0 to {parts.vocab_size - 1}; -100 belongs into labels"
         )
-    work = _Head(parts, targets, float(temperature), _chunk(chunk, parts.vocab_size), entropy)
+    work = ScoringHead(parts, targets, float(temperature), chunk_size(chunk, parts.vocab_size), entropy)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     if takes(model, "position_ids"):
         inputs["position_ids"] = positions_of(attention_mask)
@@ -238,7 +241,7 @@ def completion_logprobs(
     return work.scores
 
 
-class _Head:
+class ScoringHead:
     """Scores tokens inside the model's own forward pass, at its head, where wrappers have gathered weights and set precisions."""
 
     def __init__(self, parts: Ending | Anatomy, targets: Tensor, temperature: float, chunk: int, entropy: bool) -> None:
@@ -332,7 +335,8 @@ class _Head:
             )
 
 
-def _chunk(chunk: int | None, vocabulary: int) -> int:
+def chunk_size(chunk: int | None, vocabulary: int) -> int:
+    """Tokens whose logits are made at once: `chunk`, which is checked, or so many that they take 64 MiB in float32."""
     if chunk is None:
         return max(1, LARGEST // vocabulary)
     if isinstance(chunk, bool) or not hasattr(chunk, "__index__"):
@@ -347,7 +351,8 @@ def _check_temperature(temperature: float) -> None:
         raise ValueError(f"temperature must be above 0, got {temperature}")
 
 
-def _check_targets(targets: Tensor, vocabulary: int) -> None:
+def check_targets(targets: Tensor, vocabulary: int) -> None:
+    """Raise ValueError unless all targets are -100 or ids of the vocabulary."""
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise ValueError(f"targets must be whole numbers, got {targets.dtype}")
     kept = targets[targets != IGNORED]

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 ACCEPTS = ("hf", "checkpoint", "object", "value")
 #: What is trained on where the user named neither tasks nor prompts.
 DEFAULT_TASKS = ("arithmetic",)
-_WANTED = "an EnumerableTask (a world whose answers can all be listed), or a language model as (model, tokenizer)"
+_WANTED = (
+    "an EnumerableTask (a world whose answers can all be listed; cameraready.posttraining.enumerable_task makes one of a function), or a "
+    "language model as (model, tokenizer)"
+)
 
 
 def open_posttraining(spec: Spec, shipped: Sequence[str] | Mapping[str, Callable[[], Any]] = ()) -> Any:

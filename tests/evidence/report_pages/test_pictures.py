@@ -131,7 +131,25 @@ def test_zeros_on_a_logarithmic_axis_are_counted_not_hidden():
 def test_a_figure_of_a_missing_column_is_left_out_with_a_note():
     study = a_study(figures=[Figure("t", "budget", "msee")])
     text = "".join(Page(render(a_result(study=study))).words)
-    assert "Left out: figure 't' needs column 'msee'" in text
+    assert "Left out: figure 't' needs column 'msee'; did you mean " in text
+
+
+def test_figures_about_other_workloads_are_one_folded_line():
+    """On a workload of the user's nothing is said of columns that only the shipped ones have."""
+    figures = [
+        Figure("of the user's", "budget", "mse", workloads=["digits", "own"]),
+        Figure("of digits", "budget", "mse", workloads=["digits"]),
+        Figure("of a column that own runs lack", "step", "accuracy_now"),
+    ]
+    own = a_result(("mine.csv",), own=True, study=a_study(figures=figures))
+    page = Page(render(own))
+    text = " ".join("".join(page.words).split())
+    assert "Figures about the shipped workloads are left out (2)" in text
+    assert "Left out:" not in text
+    assert "accuracy_now" not in text
+    assert not page.misnested
+    shipped = "".join(Page(render(a_result(("breast-cancer",), study=a_study(figures=figures[:2])))).words)
+    assert "Figures about other workloads are left out (2)" in shipped
 
 
 def test_every_arm_has_a_look_of_its_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import math
@@ -70,9 +71,9 @@ def figure_panels(
     """
     for column in (figure.x, figure.y, study.arms, study.block):
         if column not in rows.columns:
-            raise ValueError(
-                f"figure {figure.title!r} needs column {column!r}; the rows have {', '.join(rows.columns)}"
-            )
+            near = difflib.get_close_matches(column, rows.columns, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "no row of this run has it"
+            raise ValueError(f"figure {figure.title!r} needs column {column!r}; {hint}")
     table = rows if figure.where is None else rows.filter(figure.where)
     if figure.workloads is not None:
         wanted = set(figure.workloads)

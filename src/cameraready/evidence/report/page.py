@@ -23,7 +23,7 @@ from cameraready.evidence.outcomes import Verdict
 from cameraready.evidence.report import charts, drawing, forest, tables, wording
 from cameraready.evidence.report.curves import Panel, Style, arm_styles, figure_panels, in_curves_order, swatch
 from cameraready.evidence.report.outlook import outlook
-from cameraready.evidence.study import Claim, Study, Untested
+from cameraready.evidence.study import Claim, Figure, Study, Untested
 
 if TYPE_CHECKING:
     from cameraready.evidence.results import Result
@@ -63,17 +63,21 @@ class FigureView:
     panels: list[Panel]
     legend: list[tuple[Markup, Style]]
     left_out: str = ""  # why there is nothing to draw
+    elsewhere: bool = False  # it is about workloads that the run did not have
 
 
 def render_page(result: Result) -> str:
     """The page of a run, one HTML document."""
     claims = claim_views(result.study, result.claims_shown, rows=result.rows)
+    figures = figure_views(result)
     return _template("page.html.j2").render(
         result=result,
         claims=claims,
         places=wording.places(v.workload for v in result.claims),
         forest=forest.grow({claim.label: claim for claim in result.study.claims}, result.claims),
-        figures=figure_views(result),
+        figures=[figure for figure in figures if not figure.elsewhere],
+        figures_elsewhere=[figure.title for figure in figures if figure.elsewhere],
+        all_own=_all_own(result),
         cost=tables.cost(result.study, result.rows),
         failures=tables.failure_groups(result.failures),
         failures_shown=FAILURES_SHOWN,
@@ -226,8 +230,22 @@ def figure_views(result: Result) -> list[FigureView]:
             left_out = left_out or "no finished trial of this run measured what it shows"
         legend = [(Markup(swatch(style)), style) for style in in_curves_order(styles, panels)]
         x_title, y_title = figure.x_title or figure.x, figure.y_title or figure.y
-        views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out))
+        elsewhere = not panels and _is_about_others(figure, result)
+        views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out, elsewhere))
     return views
+
+
+def _is_about_others(figure: Figure, result: Result) -> bool:
+    """Whether a figure of which nothing can be drawn is about workloads that the run did not have."""
+    if figure.workloads is None:  # of whatever measures it: the user's workloads do not
+        return _all_own(result)
+    names = {workload.get("name") for workload in result.workloads}
+    own = "own" in figure.workloads and any(workload.get("own") for workload in result.workloads)
+    return bool(names) and not own and not names.intersection(figure.workloads)
+
+
+def _all_own(result: Result) -> bool:
+    return bool(result.workloads) and all(workload.get("own") for workload in result.workloads)
 
 
 def _covers(result: Result) -> list[tuple[str, str]]:

@@ -21,6 +21,9 @@ _GRPOTrainer: Any = import_trl().GRPOTrainer
 
 #: TRL's losses in which each token's ratio is clipped from both sides.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+#: TRL's own epsilon; another one in a config was somebody's choice.
+UNSET_EPSILON = 0.2
+REPLACED = "The config has epsilon={} and epsilon_high={}, which the band replaces; its width is delta (and relax=(eps_low, eps_high) widens it)."
 ON_POLICY = (
     "Each rollout is used for one optimizer step only, so that every ratio is 1 and no clip ever acts. Raise num_iterations, or "
     "steps_per_generation above gradient_accumulation_steps, for the band to matter."
@@ -59,14 +62,15 @@ class BandGRPOTrainer(_GRPOTrainer):
     Warns
     -----
     UserWarning
-        When each rollout is used for one optimizer step only. TRL then keeps no old log-probabilities, every ratio is 1 and no clip, neither
+        When the config has an ``epsilon`` of its own, which the band replaces. When each rollout is used for one optimizer step only. TRL then keeps no old log-probabilities, every ratio is 1 and no clip, neither
         TRL's nor this one, ever acts; raise ``num_iterations`` or ``steps_per_generation``.
 
     Notes
     -----
     pi_old is the trainer's own model before the first step on a batch of rollouts, at the sampling temperature (TRL's
     ``old_per_token_logps``), not vLLM's. Logged beside TRL's ``clip_ratio/*``, averaged over tokens: ``band/clip_up``, ``band/clip_down``,
-    ``band/kl`` (KL(old || new) per token), and the clips by old probability, ``band/clip_up/p<=0.01`` and so on.
+    ``band/kl`` (KL(old || new) per token, as it is before the
+    step's update: 0 in the first step on a batch, and growing with each further one), and the clips by old probability, ``band/clip_up/p<=0.01`` and so on.
 
     References
     ----------
@@ -91,6 +95,8 @@ class BandGRPOTrainer(_GRPOTrainer):
             _check_config(config)
             if divergence is not None:
                 _check_two_sided(config.delta, max_ratio)
+                if config.epsilon_high is not None or config.epsilon != UNSET_EPSILON:
+                    warnings.warn(REPLACED.format(config.epsilon, config.epsilon_high), stacklevel=2)
         super().__init__(*args, **kwargs)
         self.divergence = divergence
         self._bounds: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(

@@ -77,6 +77,13 @@ def attempts_of(rewards: Any, reached: Any = None, group_ids: Any = None, pool_i
 
     Raises ValueError with the place of the first entry that is no verdict, or that cannot be.
     """
+    if isinstance(rewards, list | tuple):
+        lengths = {len(row) for row in rewards if hasattr(row, "__len__")}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"rewards has rows of {min(lengths)} to {max(lengths)} attempts: pad with NaN where an attempt was not made, "
+                "[[1, nan], [0, 1]] for [[1], [0, 1]]"
+            )
     table = as_numpy(rewards)
     if table.ndim != 2:
         raise ValueError(

@@ -22,6 +22,10 @@ from cameraready.posttraining.cal_grpo.attempts import check_count
 ATTEMPT_IDS, ATTEMPT_REWARDS = "attempt_ids", "attempt_rewards"
 
 
+class NoVerdict(ValueError):
+    """A verifier gave something else than 1 or 0."""
+
+
 class AttemptRollouts:
     """A `rollout_func` for `trl.GRPOTrainer`: at most K attempts in one context, the feedback between them masked (``env_mask``).
 
@@ -46,7 +50,8 @@ class AttemptRollouts:
     Raises
     ------
     ValueError
-        The same prompt stands in two rows with different columns, so that it is not known what is right; or a data set is streamed.
+        The same prompt stands in two rows with different columns, so that it is not known what is right; or a data set is streamed. When
+        called: a verdict other than 0 and 1, less than a token for each attempt, or generation settings that are not the policy's own.
     """
 
     def __init__(
@@ -98,19 +103,24 @@ class AttemptRollouts:
             )
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         training = model.training
-        found = sample_attempts(
-            model,
-            tokenizer,
-            [self._problem(prompt, tokenizer, trainer) for prompt in prompts],
-            n=1,
-            attempts=self.attempts,
-            max_new_tokens=self.max_attempt_length or max(1, args.max_completion_length // self.attempts),
-            feedback=self.feedback,
-            temperature=args.temperature,
-            seed=self._seed(trainer, "train" if training else "eval"),
-            batch=args.per_device_train_batch_size if training else args.per_device_eval_batch_size,
-            progress=False,
-        )
+        try:
+            found = sample_attempts(
+                model,
+                tokenizer,
+                [self._problem(prompt, tokenizer, trainer) for prompt in prompts],
+                n=1,
+                attempts=self.attempts,
+                max_new_tokens=attempt_length(args.max_completion_length, self.attempts, self.max_attempt_length),
+                feedback=self.feedback,
+                temperature=args.temperature,
+                seed=self._seed(trainer, "train" if training else "eval"),
+                batch=args.per_device_train_batch_size if training else args.per_device_eval_batch_size,
+                progress=False,
+            )
+        except ValueError as error:
+            if isinstance(error.__cause__, NoVerdict):  # the verifier did not raise, which the sentence around it says
+                raise error.__cause__ from None
+            raise
         output: dict[str, Any] = {
             name: [] for name in ("prompt_ids", "completion_ids", "logprobs", ATTEMPT_IDS, ATTEMPT_REWARDS)
         }
@@ -150,11 +160,29 @@ class AttemptRollouts:
         listed = {name: [value] for name, value in columns.items()}
         verdict = self.verifier(prompts=[prompt], completions=[completion], **listed)[0]
         if verdict is None or not (abs(verdict) <= 1e-6 or abs(verdict - 1) <= 1e-6):
-            raise ValueError(
-                f"the verifier gave {verdict!r}; an attempt is right (1) or wrong (0), and whether another follows depends on it: decide in "
+            raise NoVerdict(
+                f"the verifier gave {verdict!r} for {text[:60]!r}; an attempt is right (1) or wrong (0), and whether another follows depends on it: decide in "
                 "the verifier what counts as solved"
             )
         return bool(abs(verdict - 1) <= 1e-6)
+
+
+def attempt_length(max_completion_length: int | None, attempts: int, max_attempt_length: int | None = None) -> int:
+    """Most tokens of one attempt.
+
+    Raises
+    ------
+    ValueError
+        There would be none.
+    """
+    if max_attempt_length is not None:
+        return max_attempt_length
+    if max_completion_length is None or max_completion_length < attempts:
+        raise ValueError(
+            f"max_completion_length={max_completion_length} of the config is shared by {attempts} attempts, which leaves less than a token for "
+            "each: raise it, or set max_attempt_length"
+        )
+    return max_completion_length // attempts
 
 
 def outcome(

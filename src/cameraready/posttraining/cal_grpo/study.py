@@ -24,13 +24,12 @@ from cameraready.evidence import (
     below,
     difference,
     ratio,
-    ratio_of_sums,
     violations,
 )
 from cameraready.posttraining._workload import ACCEPTS, is_enumerable, open_posttraining
 from cameraready.posttraining._workload import cost as training_cost
 from cameraready.posttraining.cal_grpo.experiment import trials
-from cameraready.posttraining.cal_grpo.experiment.claims import EXTRA
+from cameraready.posttraining.cal_grpo.experiment.claims import EXTRA, VarianceRatio
 from cameraready.posttraining.cal_grpo.experiment.games import GAMES
 from cameraready.posttraining.cal_grpo.experiment.training import ARMS
 
@@ -218,7 +217,7 @@ STUDY = Study(
             part="e",
             paper="Calibration keeps the variance small: smaller than the trajectory's.",
             tested="The same of a language model's gradient with respect to a bias on its last hidden state, summed over problems.",
-            measure=ratio_of_sums("variance", "cal", "trajectory"),
+            measure=VarianceRatio("variance", "cal", "trajectory"),
             rule=below(1.0),
             where=pl.col("part") == "own",
             workloads=[MODEL, "own"],
@@ -337,7 +336,7 @@ STUDY = Study(
         *EXTRA,
     ],
     answer=Answer(
-        measure=ratio_of_sums("variance", "cal", "trajectory"),
+        measure=VarianceRatio("variance", "cal", "trajectory"),
         where=pl.col("part").is_in(["own", "variance"]),
         better="calibrate attempts on {workload} ({level}): the variance of the gradient is {estimate} times [{low}, {high}] that of one advantage a dialogue",
         worse="keep one advantage a dialogue on {workload} ({level}): calibrated, the variance of the gradient is {estimate} times [{low}, {high}] as large",

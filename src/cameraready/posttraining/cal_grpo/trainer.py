@@ -21,6 +21,7 @@ from cameraready.posttraining.cal_grpo.rollouts import (
     ATTEMPT_REWARDS,
     AttemptRollouts,
     TokenAdvantages,
+    attempt_length,
     env_mask,
     outcome,
     prompt_key,
@@ -43,6 +44,9 @@ class MultiAttemptGRPOTrainer(_GRPOTrainer):
 
     Use it where a hard verifier lets the model retry. With ``method="trajectory"`` it is TRL's GRPO with the outcome as reward, its
     own advantages and its own ``scale_rewards``; with ``attempts=1`` besides, TRL generates too, and nothing differs at all.
+
+    A resumed run equals the uninterrupted one, unless it resumes exactly at the end of an epoch: there TRL's own sampler, with or without
+    attempts, goes on in another order of prompts.
 
     Parameters
     ----------
@@ -70,7 +74,7 @@ class MultiAttemptGRPOTrainer(_GRPOTrainer):
     ValueError
         A loss type that divides by each sequence's own length (it would penalise dialogues of many attempts), sequence-level
         importance sampling (which mixes the attempts of a dialogue), the Liger kernel's loss or off-policy masks; several reward
-        functions; verdicts other than 0 and 1.
+        functions; verdicts other than 0 and 1; a ``max_completion_length`` of less than a token for each attempt.
     ImportError
         TRL is not installed.
 
@@ -120,6 +124,8 @@ class MultiAttemptGRPOTrainer(_GRPOTrainer):
             # Options that do not fit are refused before a model is loaded.
             attempt_advantages(np.zeros((2, attempts)), rates=rates, **self.attempt_options)
             if rollout_func is None:
+                if max_attempt_length is None:
+                    attempt_length(args.max_completion_length, attempts)
                 rollout_func = AttemptRollouts(
                     _only(reward_funcs),
                     [each for each in (train_dataset, *_listed(kwargs.get("eval_dataset"))) if each is not None],

@@ -70,6 +70,22 @@ class Heard:
         return found
 
 
+def misfit(rewards: Tensor, target: float) -> str:
+    """What is odd about a batch's rewards, as a sentence: none scored, or a target that is not where they are; else empty."""
+    scored = rewards[~torch.isnan(rewards)]
+    if not len(scored):
+        return (
+            "no completion of this batch was scored: reward functions gave None or NaN, and nothing is learned from it"
+        )
+    low, high = float(scored.min()), float(scored.max())
+    if low >= 0 and high <= 1 and 0 <= target <= 1:
+        return ""
+    return (
+        f"rewards of this batch lie between {low:g} and {high:g}, and prompts are chosen whose expected reward is near target={target:g};"
+        " set PacedSettings(target=...) to the middle of the range that rewards can have"
+    )
+
+
 def with_indices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a GRPO trainer with the column `INDEX` in its training data."""
     data = kwargs.get("train_dataset", args[1] if len(args) > 1 else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,21 @@ class PacedSettings:
             )
         if self.replay and self.loss != "tb":
             raise ValueError("replay needs loss='tb': TRL's losses are made for rollouts of the present policy")
+
+
+def check_config(args: Any) -> None:
+    """Raise a ValueError for settings of a `trl.GRPOConfig` that trajectory balance cannot honour."""
+    if args is None:
+        return
+    usual = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0), "repetition_penalty": (None, 1.0)}
+    for name, values in usual.items():
+        if getattr(args, name, None) not in values:
+            raise ValueError(
+                f"trajectory balance needs the log-probabilities of the distribution that is sampled from, and {name}={getattr(args, name)!r} changes it"
+                " behind them; sample without it, or take loss='trl'"
+            )
+    if args.beta:
+        raise ValueError(
+            f"trajectory balance has no penalty on the divergence from a reference model, so that beta={args.beta:g} would do nothing; set beta=0"
+            " (how far a step may go is PacedSettings' tb_beta), or take loss='trl'"
+        )

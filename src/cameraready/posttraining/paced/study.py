@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from cameraready.evidence import (
     Answer,
@@ -70,7 +71,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     else:
         # Of a user's enumerable task each trial holds a third of the runs; of a language model one.
         for number in range(1 if tier == "smoke" else 3):
-            for arm in ("paced", "grpo") if tier == "smoke" else own.ARMS:
+            for arm in ("paced", "selection", "uniform") if tier == "smoke" else own.ARMS:
                 yield {"part": "own", "arm": arm, "rate": TUNED, "number": number}
 
 
@@ -82,13 +83,17 @@ def trial(
     workload: Any, ctx: Context, *, part: str, arm: str = "", rate: str = TUNED, number: int = 0
 ) -> list[dict[str, Any]]:
     if isinstance(workload, PosttrainingWorkload):
+        if arm in ctx.own:
+            raise ValueError(
+                "an estimate of your own is compared on the shipped pool or an enumerable task; leave --on out for it"
+            )
         return list(own.train(workload, arm=arm, number=number, device=ctx.device, dtype=ctx.dtype))
     place = place_of(workload)
     if part == "proposition":
         return list(trials.proposition(place, ctx.prepared))
     if part == "own":
         place = place.part(number)
-    return list(trials.train(place, ctx.prepared, arm=arm, rate=rate))
+    return list(trials.train(place, ctx.prepared, arm=arm, rate=rate, own=ctx.own.get(arm)))
 
 
 def cost(spec: Spec, conditions: Sequence[Mapping[str, Any]], device: str, dtype: str) -> Cost:
@@ -130,6 +135,7 @@ STUDY = Study(
     accepts=ACCEPTS,
     takes=("data", "tasks"),
     cost=cost,
+    own_arm="a callable (embeddings (P, F), seed) -> an estimate of difficulty, with update(prompt_ids (B,), rewards (B, G)) after each batch and accuracy() -> (P,)",
     covers="initial weights, choice of prompts and sampling of answers (16 seeds)",
     covers_own="seeds on an enumerable task; on a language model three orders of your prompts",
     claims=[
@@ -333,6 +339,18 @@ STUDY = Study(
                 ("Different right answers to held-out prompts", "distinct8_now", "number among 8"),
                 ("Entropy of held-out answers", "entropy_now", "nats a completion"),
             )
+        ),
+        Figure(
+            "On your model: groups that teach, with right and wrong answers",
+            x="after",
+            y="mixed_now",
+            source="this study",
+            where=pl.col("part").cast(pl.String) == "own",
+            workloads=["own"],
+            log_x=False,
+            log_y=False,
+            x_title="rollouts",
+            y_title="share of the groups trained on",
         ),
     ],
     timeout=900.0,

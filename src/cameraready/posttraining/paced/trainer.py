@@ -18,10 +18,10 @@ from cameraready.posttraining.paced.balance import tb_loss
 from cameraready.posttraining.paced.embedding import prompt_embeddings
 from cameraready.posttraining.paced.head import PartitionHead
 from cameraready.posttraining.paced.replay import ErrorReplay
-from cameraready.posttraining.paced.rewards import Heard, positions, with_indices
+from cameraready.posttraining.paced.rewards import Heard, misfit, positions, with_indices
 from cameraready.posttraining.paced.sampler import PacedSampler
 from cameraready.posttraining.paced.saving import STATE, Saving, read_state
-from cameraready.posttraining.paced.settings import PacedSettings
+from cameraready.posttraining.paced.settings import PacedSettings, check_config
 
 _GRPOTrainer: Any = import_trl().GRPOTrainer
 
@@ -59,6 +59,9 @@ class PacedGRPOTrainer(_GRPOTrainer):
     of the batch before are known, one update behind; with more iterations none (logged as ``paced/staleness``). The estimate of a batch is
     made on every process from all processes' rewards, so that all choose the same prompts.
 
+    The loss is of the order of ``1 / tb_beta^2`` and its gradient ``2 / tb_beta`` times GRPO's: with TRL's ``max_grad_norm=1`` nearly every step
+    is clipped to length 1. AdamW undoes any scale, so that GRPO's learning rate is the one to begin with; with SGD it is not.
+
     The loss is a mean over all rows of a step, those left out counting 0. It takes the log-probabilities of vLLM where TRL has them, else those of the policy before the first step. Logged beside TRL's:
     ``paced/estimate`` over the pool, ``paced/error`` of the estimate on each batch before it is learned, ``paced/all_right`` and
     ``paced/all_wrong`` groups, ``paced/beta_kl`` (what Proposition 4.1 subtracts), ``paced/left_out`` sequences without a score or token,
@@ -74,13 +77,17 @@ class PacedGRPOTrainer(_GRPOTrainer):
         embeddings: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
+        if settings is not None and not isinstance(settings, PacedSettings):
+            raise TypeError(
+                f"settings must be a PacedSettings, got {type(settings).__name__}; write PacedSettings(target=0.5, ...)"
+            )
         self.settings = settings or PacedSettings()
         self._heard = Heard()
         functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         listening = [self._heard.listening(function, place) for place, function in enumerate(functions)]
         args, kwargs = with_indices(args, kwargs)
         if self.settings.loss == "tb":
-            _check_config(kwargs.get("args", args[0] if args else None))
+            check_config(kwargs.get("args", args[0] if args else None))
         super().__init__(model, listening, *args, **kwargs)
         self._prompt_ids = self._tokenised()
         self._index_of = positions(self._prompt_ids)
@@ -95,6 +102,11 @@ class PacedGRPOTrainer(_GRPOTrainer):
         ).to(self.accelerator.device)
         self._head_optimizer = torch.optim.AdamW(self.head.parameters(), lr=chosen.head_learning_rate, weight_decay=0.0)
         prompts_a_batch = self.args.generation_batch_size // self.num_generations
+        if chosen.selection == "paced" and prompts_a_batch > len(self._prompt_ids) // 2:
+            raise ValueError(
+                f"a batch of completions holds {prompts_a_batch} prompts (generation_batch_size {self.args.generation_batch_size} / num_generations"
+                f" {self.num_generations}) and none comes twice running, so that the dataset needs {2 * prompts_a_batch}; it has {len(self._prompt_ids)}"
+            )
         self.pacer = PacedSampler(
             self.head,
             prompts_a_batch,
@@ -114,6 +126,7 @@ class PacedGRPOTrainer(_GRPOTrainer):
             list[tuple[int, Tensor, Tensor, float]] | None
         ) = []  # rollouts that the buffer has not been offered yet
         self._numbers: dict[str, list[float]] = defaultdict(list)
+        self._warned = False
         self.add_callback(Saving(self))
 
     # --- prompts ------------------------------------------------------------------------------------------------------
@@ -175,6 +188,7 @@ class PacedGRPOTrainer(_GRPOTrainer):
         device = self.accelerator.device
         before = self.head.accuracy(ids.to(device), clip=False).cpu()
         self._before = dict(zip(groups, before.tolist(), strict=True))
+        self._warn_once(rewards)
         means = rewards.nanmean(1)
         known = ~torch.isnan(means)
         if self.pacer is not None:
@@ -188,6 +202,12 @@ class PacedGRPOTrainer(_GRPOTrainer):
             self._numbers["all_wrong"].append(float(wrong.all(1)[known].float().mean()))
         self._numbers["estimate"].append(float(self.head.accuracy(clip=False).mean()))
         self._fresh = []
+
+    def _warn_once(self, rewards: Tensor) -> None:
+        told = "" if self._warned else misfit(rewards, self.settings.target)
+        if told:
+            self._warned = True
+            warnings.warn(told, stacklevel=4)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -363,23 +383,6 @@ class PacedGRPOTrainer(_GRPOTrainer):
             self.pacer.load_state_dict(state["pacer"], from_start=walks)
         if self.replay is not None and "replay" in state:
             self.replay.load_state_dict(state["replay"])
-
-
-def _check_config(args: Any) -> None:
-    if args is None:
-        return
-    usual = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0), "repetition_penalty": (None, 1.0)}
-    for name, values in usual.items():
-        if getattr(args, name, None) not in values:
-            raise ValueError(
-                f"trajectory balance needs the log-probabilities of the distribution that is sampled from, and {name}={getattr(args, name)!r} changes it"
-                " behind them; sample without it, or take loss='trl'"
-            )
-    if args.beta:
-        raise ValueError(
-            f"trajectory balance has no penalty on the divergence from a reference model, so that beta={args.beta:g} would do nothing; set beta=0"
-            " (how far a step may go is PacedSettings' tb_beta), or take loss='trl'"
-        )
 
 
 def _gathered(values: list[Any]) -> list[Any]:

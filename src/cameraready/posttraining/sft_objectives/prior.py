@@ -150,7 +150,10 @@ def prior_strength(
     ------
     ValueError
         A demonstration has another form (which one is said), or there are no completion tokens.
+    TypeError
+        `model` is a name and no model, or `dataset` a name, or several splits.
     """
+    _check_given(model, dataset)
     for name, value in {
         "limit": 1 if limit is None else limit,
         "max_length": max_length,
@@ -169,10 +172,27 @@ def prior_strength(
             break
         ids, labels = demonstration(tokenizer, row, place)
         encoded.append((ids[:max_length], labels[:max_length]))
+    if not encoded:
+        raise ValueError("the dataset is empty; there must be one demonstration at least")
     found = [logps.cpu() for logps in _scored(model, tokenizer, encoded, batch_size)]
     return PriorStrength.of_logprobs(
         torch.cat(found) if found else torch.empty(0), demonstrations=len(encoded), objectives=objectives
     )
+
+
+def _check_given(model: Any, dataset: Any) -> None:
+    if not isinstance(model, nn.Module):
+        how = f": load it first, AutoModelForCausalLM.from_pretrained({model!r})" if isinstance(model, str) else ""
+        raise TypeError(f"model must be a language model of transformers, not a {type(model).__name__}{how}")
+    if isinstance(dataset, str):
+        raise TypeError(f"dataset must hold the demonstrations themselves, not the text {dataset[:60]!r}")
+    if isinstance(dataset, Mapping):
+        names = [str(name) for name in dataset]
+        first = f", dataset[{names[0]!r}] for instance" if names else ""
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__} of {', '.join(names) or 'nothing'}; give the demonstrations of one split{first}, or a list "
+            "of mappings, one for each demonstration"
+        )
 
 
 def demonstration(tokenizer: Any, row: Any, place: int = 0) -> tuple[list[int], list[int]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cameraready.posttraining._logprobs import IGNORED, _check_targets, _chunk, _Head
+from cameraready.posttraining._logprobs import IGNORED, ScoringHead, check_targets, chunk_size
 
 
 def label_logprobs(
@@ -47,8 +47,8 @@ def label_logprobs(
         raise ValueError(f"labels must be (B, T) with T of at least 2, got {tuple(labels.shape)}")
     targets = labels[:, 1:]
     parts = anatomy(model)
-    _check_targets(targets, parts.vocab_size)
-    work = _Head(parts, targets, 1.0, _chunk(chunk, parts.vocab_size), False)
+    check_targets(targets, parts.vocab_size)
+    work = ScoringHead(parts, targets, 1.0, chunk_size(chunk, parts.vocab_size), False)
     with work.instead_of_all_logits():
         outputs = model(**{"use_cache": False, **inputs})
     if work.scores is None:

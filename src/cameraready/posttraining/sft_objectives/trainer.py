@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,8 @@ class ProbabilitySFTTrainer(_SFTTrainer):
     Exact under gradient accumulation, and over processes with ``average_tokens_across_devices=True`` (its default), also where a threshold's kept
     labels are the denominator: they are counted in a forward pass of their own before the step, under the same dropout. Logs
     ``kept_fraction``, ``mean_probability`` and ``batches_without_survivors``, of all processes, beside the loss, whose values cannot be
-    compared between objectives: follow ``eval_loss`` of one objective only, or the metrics of your task.
+    compared between objectives: follow ``eval_loss`` of one objective only, or the metrics of your task. In place of these go the entries
+    of TRL's own loss, ``entropy``, ``mean_token_accuracy`` and ``num_tokens``; ``include_num_input_tokens_seen="all"`` of the config counts tokens.
 
     Parameters
     ----------
@@ -42,6 +44,11 @@ class ProbabilitySFTTrainer(_SFTTrainer):
         The objective and the settings of the trainer contradict each other.
     ImportError
         TRL is missing or too old (raised when this class is imported).
+
+    Warns
+    -----
+    UserWarning
+        Once, when the threshold has let no token through, so that nothing was learned: at the first steps, or since the last log.
     """
 
     def __init__(self, *args: Any, objective: ProbabilityObjective, chunked: bool = True, **kwargs: Any) -> None:
@@ -68,9 +75,14 @@ class ProbabilitySFTTrainer(_SFTTrainer):
         self.model_accepts_loss_kwargs = True  # so that labels of all micro-batches are counted, whatever the model
         self._evaluated = replace(objective)
         self._num_kept: Tensor | None = None
+        self._survived = self._warned = (
+            False  # whether a token ever passed the threshold; whether it was said that none did
+        )
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """The micro-batches of the next step; where the denominator is what a threshold keeps, that is counted in all of them first."""
+        if not self._survived and self.accelerator.num_processes == 1:
+            self._warn_of_nothing(self.objective.stats.summary())
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = self.objective.normalize == "kept" and self.objective.threshold is not None
         self._num_kept = self._count_kept(samples, device) if counts and len(samples) else None
@@ -128,12 +140,32 @@ class ProbabilitySFTTrainer(_SFTTrainer):
         outputs = model(**given)
         return *self.objective.logprobs(logits_of(outputs), labels), outputs
 
+    def _warn_of_nothing(self, seen: dict[str, float]) -> None:
+        """Warns once, if no token of those seen passed the threshold."""
+        objective = self.objective
+        if objective.threshold is None or not seen["tokens"]:
+            return
+        starved = seen["kept_fraction"] == 0
+        self._survived |= not starved
+        if starved and not self._warned:
+            self._warned = True
+            side = "at least" if objective.side == "top" else "at most"
+            warnings.warn(
+                f"none of the {seen['tokens']:,} tokens of the last steps has a probability of {side} {objective.threshold:g}, the objective's "
+                f"threshold, so that nothing was learned from them; their mean probability is {seen['mean_probability']:.2g}. "
+                "threshold=prior_strength(model, tokenizer, dataset).quantile(0.5) keeps half of them",
+                UserWarning,
+                stacklevel=2,
+            )
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds what the objective has seen since the last time."""
         training = self.model.training
         stats = (self.objective if training else self._evaluated).stats
         stats.reduce(self.accelerator)
         seen = stats.summary()
+        if training:
+            self._warn_of_nothing(seen)
         if seen["tokens"]:
             for name in ("kept_fraction", "mean_probability", "batches_without_survivors"):
                 logs[name if training else f"eval_{name}"] = seen[name]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cameraready.posttraining import _testbed
-from cameraready.posttraining.bandpo.experiment.arms import ARMS, Arm, terms
+from cameraready.posttraining.bandpo.experiment.arms import ARMS, Own, terms
 from cameraready.posttraining.bandpo.experiment.matching import matched
 from cameraready.posttraining.bandpo.experiment.training import MINIBATCHES, TUNING, buckets
 from cameraready.posttraining.bandpo.loss import BUCKETS
@@ -31,10 +31,6 @@ def targets(bandits: Bandits) -> dict[str, np.ndarray]:
 
 def played(bandits: Bandits, arm: Any, target: float, multiple: float | None = None) -> list[dict[str, Any]]:
     """Rows like those of `training.trained`."""
-    if not isinstance(arm, Arm):
-        raise ValueError(
-            "the bandit's gradients are sums over all arms, which a loss of sampled completions is not told; --on another workload"
-        )
     if multiple is None:
         multiple = matched(arm.multiples, _sweep(bandits, arm, arm.multiples), target)
     curve = play(arm, range(bandits.seeds), torch.full((bandits.seeds,), multiple), bandits.rounds)
@@ -48,9 +44,8 @@ def played(bandits: Bandits, arm: Any, target: float, multiple: float | None = N
             "kl_ratio": per_round / target,
             "rounds_to_goal": float(reached[0]) if len(reached) else float(bandits.rounds),
             "reached": float(len(reached) > 0),
-            "clip_up": now["clip_up"][1:].mean(),
-            "clip_down": now["clip_down"][1:].mean(),
         }
+        end |= {name: now[name][1:].mean() for name in ("clip_up", "clip_down") if name in now}
         for name, values in (("accuracy", now["rare"]), ("token_entropy", now["entropy"]), ("pass16", now["pass16"])):
             end[name] = values[-1]
             end[f"{name}_mean"] = np.trapezoid(values, rounds) / bandits.rounds
@@ -70,9 +65,8 @@ def played(bandits: Bandits, arm: Any, target: float, multiple: float | None = N
                 "accuracy_now": now["rare"],
                 "rare_now": now["rare"],
                 "pass16_now": now["pass16"],
-                "clip_up_now": now["clip_up"],
-                "clip_down_now": now["clip_down"],
             }
+            point |= {f"{name}_now": now[name] for name in ("clip_up", "clip_down") if name in now}
             point["spent"] = curve["spent"].mean(1)  # over runs, so that they share their abscissa
             rows.append(
                 {
@@ -85,7 +79,7 @@ def played(bandits: Bandits, arm: Any, target: float, multiple: float | None = N
     return rows
 
 
-def play(arm: Arm, seeds: Any, multiples: Tensor, rounds: int) -> dict[str, np.ndarray]:
+def play(arm: Any, seeds: Any, multiples: Tensor, rounds: int) -> dict[str, np.ndarray]:
     """Curves (rounds + 1, S): probability of the right arms, entropy, pass@16, KL spent, and shares of cut probability.
 
     Every round weighs each arm with its old probability, as infinitely many samples would, and takes `MINIBATCHES` steps of Adam on all of them.
@@ -116,6 +110,15 @@ def play(arm: Arm, seeds: Any, multiples: Tensor, rounds: int) -> dict[str, np.n
         for _ in range(MINIBATCHES):
             logps = torch.log_softmax(logits, -1)
             everything = torch.ones_like(old, dtype=torch.bool)[:, None, :, None]
+            if isinstance(arm, Own):
+                # Weighed by the advantages instead: a loss of samples is linear in their size.
+                weighed = advantage * old.exp() * old.shape[1]
+                losses, _ = arm(
+                    logps[:, None, :, None], old[:, None, :, None], weighed[:, None, :], everything, setting
+                )
+                (logits.grad,) = torch.autograd.grad(losses.sum(), [logits])
+                update.step()
+                continue
             each, up, down = terms(
                 arm, logps[:, None, :, None], old[:, None, :, None], advantage[:, None, :, None], everything, setting
             )
@@ -144,7 +147,7 @@ def _weighted(old: Tensor, up: Tensor, down: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _sweep(bandits: Bandits, arm: Arm, multiples: Any) -> list[float]:
+def _sweep(bandits: Bandits, arm: Any, multiples: Any) -> list[float]:
     seeds = [seed for _ in multiples for seed in TUNING]
     each = torch.tensor([multiple for multiple in multiples for _ in TUNING])
     curve = play(arm, seeds, each, bandits.tuning_rounds)

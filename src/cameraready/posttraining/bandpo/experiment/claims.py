@@ -11,8 +11,8 @@ from cameraready.posttraining.bandpo.experiment.trials import ANSWERS, BANDIT, B
 
 TRAINED = [STRATEGIES, ANSWERS]
 BAND, BANDS = "band-kl", ["band-tv", "band-chi2", "band-relaxed"]
-END = (pl.col("part") == "train") & (pl.col("kind") == "end")
-USUAL = (pl.col("part") == "usual") & (pl.col("kind") == "end")
+END = (pl.col("part") == "train") & (pl.col("kind").cast(pl.String) == "end")
+USUAL = (pl.col("part") == "usual") & (pl.col("kind").cast(pl.String) == "end")
 CENSUS = pl.col("part") == "census"
 STEP, ALONE = ((pl.col("part") == "cost") & (pl.col("what") == what) for what in ("step", "clip alone"))
 ON_BOUNDS: dict[str, Any] = {"workloads": [BOUNDS], "pooled": False}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cameraready.posttraining import _testbed
-from cameraready.posttraining.bandpo.experiment.arms import ARMS, Own
+from cameraready.posttraining.bandpo.experiment.arms import ARMS
 from cameraready.posttraining.bandpo.experiment.matching import matched
 from cameraready.posttraining.bandpo.loss import BUCKETS
 
@@ -54,7 +54,7 @@ def prepared(field: Field) -> dict[str, np.ndarray]:
 
 
 def trained(
-    field: Field, arm: Any, own: bool, given: Mapping[str, np.ndarray], multiple: float | None = None
+    field: Field, arm: Any, given: Mapping[str, np.ndarray], multiple: float | None = None
 ) -> list[dict[str, Any]]:
     """Rows of one arm, at the multiple of its usual setting that brings it to the target's KL or a given one: for each run its end, and its curve.
 
@@ -65,7 +65,6 @@ def trained(
         reached; ``reached`` says which), numbers at the end, means over the run, numbers at equal KL spent.
         ``kind`` "curve": numbers by round. ``kind`` "bucket": shares of cut tokens by old probability.
     """
-    arm = Own(arm) if own else arm
     target = float(given["target"])
     if multiple is None:
         multiple = matched(arm.multiples, _sweep(field, arm, given, arm.multiples), target)
@@ -87,9 +86,9 @@ def trained(
     return found
 
 
-def gentle(field: Field, arm: Any, own: bool, given: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def gentle(field: Field, arm: Any, given: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """The same at its usual setting, and at a learning rate at which ratios hardly leave 1."""
-    arm, seeds = Own(arm) if own else arm, range(field.seeds)
+    seeds = range(field.seeds)
     rows = run(
         field, arm, _policy(field, given, seeds), seeds, [1.0] * field.seeds, field.rounds, field.rounds, RATE / 10
     )

@@ -13,7 +13,7 @@ from cameraready.posttraining import _testbed
 from cameraready.posttraining._workload import PosttrainingWorkload, is_enumerable
 from cameraready.posttraining.bandpo.bounds import band_bounds
 from cameraready.posttraining.bandpo.experiment import exactness, training
-from cameraready.posttraining.bandpo.experiment.arms import ARMS
+from cameraready.posttraining.bandpo.experiment.arms import ARMS, Own
 from cameraready.posttraining.bandpo.experiment.bandit import Bandits, played, targets
 from cameraready.posttraining.bandpo.experiment.training import Field
 
@@ -146,27 +146,33 @@ def train(workload: Any, ctx: Context, *, arm: str) -> list[dict[str, Any]]:
     """One arm, all its seeds, at the KL that all arms are brought to; of a language model some steps, for band and clip."""
     if isinstance(workload, PosttrainingWorkload):
         return model(workload, ctx, arm=arm) if arm in ON_MODELS else []
-    chosen = ctx.select(ARMS)[arm]
+    chosen = selected(ctx, arm)
     if isinstance(workload, Bandits):
         return played(workload, chosen, float(ctx.prepared["target"]))
-    return training.trained(workload, chosen, arm in ctx.own, ctx.prepared)
+    return training.trained(workload, chosen, ctx.prepared)
+
+
+def selected(ctx: Context, arm: str) -> Any:
+    """A shipped arm, or the user's loss as one."""
+    chosen = ctx.select(ARMS)[arm]
+    return Own(chosen) if arm in ctx.own else chosen
 
 
 def usual(workload: Any, ctx: Context, *, arm: str) -> list[dict[str, Any]]:
     """One arm at its usual setting, at whatever KL; ends only."""
     if isinstance(workload, PosttrainingWorkload):
         return []
-    chosen = ctx.select(ARMS)[arm]
+    chosen = selected(ctx, arm)
     if isinstance(workload, Bandits):
         rows = played(workload, chosen, float(ctx.prepared["target"]), multiple=1.0)
     else:
-        rows = training.trained(workload, chosen, arm in ctx.own, ctx.prepared, multiple=1.0)
+        rows = training.trained(workload, chosen, ctx.prepared, multiple=1.0)
     return [row for row in rows if row["kind"] == "end"]
 
 
 def gentle(workload: Field, ctx: Context, *, arm: str) -> list[dict[str, Any]]:
     """One arm where ratios hardly leave 1."""
-    return training.gentle(workload, ctx.select(ARMS)[arm], arm in ctx.own, ctx.prepared)
+    return training.gentle(workload, selected(ctx, arm), ctx.prepared)
 
 
 # --- a language model ------------------------------------------------------------------------------------------------

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from cameraready.evidence import Claim, above, always, below, difference, ratio, violations, within
+from cameraready.evidence.measures import RatioOfSums
 
 OURS: dict[str, Any] = {"scope": "ours", "source": "this study"}
 SETTINGS: dict[str, Any] = {"workloads": ["gradients"], **OURS}
 GAINS = (pl.col("tries") > 1) & (pl.col("answers") > 2)
 TRAINED = pl.col("part") == "train"
+
+
+@dataclass(frozen=True)
+class VarianceRatio(RatioOfSums):
+    """A ratio of summed variances, with a sentence where there are none: without a verdict that differs within a group no rule gives credit."""
+
+    def blocks(self, frame: pl.DataFrame, arms_col: str, block_col: str) -> Any:
+        found = super().blocks(frame, arms_col, block_col)
+        if found.values.size and not found.values.any():
+            raise ValueError(
+                "the gradient is zero under both rules, as no group of dialogues had both a solved and an unsolved one: the model solves none of "
+                "these problems, or all at once"
+            )
+        return found
+
 
 EXTRA = [
     Claim(

@@ -16,8 +16,8 @@ class Arm:
     Attributes
     ----------
     loss : {"tb", "grpo"}
-    selection : {"uniform", "partition", "running", "exact", "dynamic", "learnable"}
-        Prompts at random; by the learned log-partition; by a running average; by exact accuracies, renewed every 4 steps; random prompts until
+    selection : {"uniform", "partition", "running", "own", "exact", "dynamic", "learnable"}
+        Prompts at random; by the learned log-partition; by a running average; by a user's estimate; by exact accuracies, renewed every 4 steps; random prompts until
         enough groups have both right and wrong answers (DAPO's dynamic sampling); the half with the largest p (1 - p) of twice as many random
         prompts (LILO). The last two pay for what they throw away.
     replay : {"", "error", "uniform"}
@@ -29,7 +29,7 @@ class Arm:
     """
 
     loss: Literal["tb", "grpo"] = "tb"
-    selection: Literal["uniform", "partition", "running", "exact", "dynamic", "learnable"] = "uniform"
+    selection: Literal["uniform", "partition", "running", "own", "exact", "dynamic", "learnable"] = "uniform"
     replay: Literal["", "error", "uniform"] = ""
     learns: Literal["fresh", "naive", "weighted"] = "fresh"
     lr: float = 8e-3

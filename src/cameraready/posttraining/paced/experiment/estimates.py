@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,27 @@ class Counters:
     def update(self, prompts: Tensor, rewards: Tensor) -> None:
         for counter, ids, row in zip(self.counters, prompts, rewards, strict=True):
             counter.update(ids, row)
+
+
+class Owns:
+    """A user's estimates, one of each run: what the callable makes of (embeddings (P, F), seed), with `update` and `accuracy`."""
+
+    def __init__(self, make: Callable[[Tensor, int], Any], embeddings: Tensor, numbers: Sequence[int]) -> None:
+        self.estimates = [make(embeddings.clone(), number) for number in numbers]
+        self.n_prompts = len(embeddings)
+
+    def accuracy(self) -> Tensor:
+        found = [torch.as_tensor(estimate.accuracy(), dtype=torch.float64) for estimate in self.estimates]
+        for values in found:
+            if values.shape != (self.n_prompts,):
+                raise ValueError(
+                    f"your estimate's accuracy() must give ({self.n_prompts},) numbers, one a prompt; got {tuple(values.shape)}"
+                )
+        return torch.stack(found)
+
+    def update(self, prompts: Tensor, rewards: Tensor) -> None:
+        for estimate, ids, row in zip(self.estimates, prompts, rewards, strict=True):
+            estimate.update(ids.clone(), row.clone())
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from cameraready.posttraining._testbed import (
     warm_up,
 )
 from cameraready.posttraining.paced.balance import tb_loss
+from cameraready.posttraining.paced.experiment.again import Rollouts
 from cameraready.posttraining.paced.experiment.arms import Arm
-from cameraready.posttraining.paced.experiment.estimates import Counters, Heads, Row
+from cameraready.posttraining.paced.experiment.estimates import Counters, Heads, Owns, Row
 from cameraready.posttraining.paced.replay import ErrorReplay
 from cameraready.posttraining.paced.sampler import PacedSampler
 
@@ -111,6 +112,7 @@ class Run:
         settings: Settings,
         embeddings: Tensor,
         lr: float,
+        own: Callable[[Tensor, int], Any] | None = None,
     ) -> None:
         self.world, self.arm, self.settings = world, arm, settings
         self.task, self.policy = world.task, policy.copy()
@@ -122,6 +124,7 @@ class Run:
         self.blind = Heads(
             noise, numbers, beta=settings.beta, lr=settings.head_lr
         )  # embeddings that tell nothing but who is who
+        self.owns = None if own is None else Owns(own, embeddings, numbers)
         self.estimate_seconds = 0.0
         self.drawn = torch.zeros(self.runs, dtype=torch.int64)
         self.kept = torch.zeros(self.runs, dtype=torch.float64)
@@ -159,6 +162,8 @@ class Run:
         self.estimate_seconds += time.perf_counter() - began
         self.counters.update(batch.prompts, batch.rewards)
         self.blind.update(batch.prompts, batch.rewards)
+        if self.owns is not None:
+            self.owns.update(batch.prompts, batch.rewards)
         measured = self.step % 10 == 0
         if measured:
             with torch.no_grad():
@@ -175,7 +180,7 @@ class Run:
         self._remember(batch, before)
         self.step += 1
 
-    def _update(self, batch: Batch, log_z: Tensor, replayed: _Rollouts | None, part: int) -> None:
+    def _update(self, batch: Batch, log_z: Tensor, replayed: Rollouts | None, part: int) -> None:
         logps = self.policy.sample_log_probs(self.task, batch.prompts, batch.index)
         if self.arm.loss == "grpo":
             ratio = (logps - batch.old_logps).exp()
@@ -207,7 +212,7 @@ class Run:
         clip_per_seed(self.policy.parameters(), gradients, 1.0)
         self.optimizer.step()
 
-    def _learn_difficulty(self, batch: Batch, replayed: _Rollouts | None) -> None:
+    def _learn_difficulty(self, batch: Batch, replayed: Rollouts | None) -> None:
         prompts, rewards = batch.prompts, batch.rewards
         if replayed is None or self.arm.learns == "fresh":
             self.heads.update(prompts, rewards)
@@ -254,6 +259,8 @@ class Run:
             if self.step % 4 == 0:
                 self._known = self.pool_accuracy()
             values = self._known
+        elif self.owns is not None:
+            values = self.owns.accuracy()
         else:
             values = self.heads.accuracy() if self.arm.selection == "partition" else self.counters.accuracy()
         for sampler, row in zip(self.samplers, values, strict=True):
@@ -286,11 +293,11 @@ class Run:
 
     # --- replay -------------------------------------------------------------------------------------------------------
 
-    def _replayed(self) -> _Rollouts | None:
+    def _replayed(self) -> Rollouts | None:
         if not self.arm.replay:
             return None
         n, longest = self.settings.replayed, self.task.tokens.shape[1]
-        made = _Rollouts.empty(self.runs, n, longest)
+        made = Rollouts.empty(self.runs, n, longest)
         for run, buffer in enumerate(self.buffers):
             found = buffer.sample(n)
             count, length = found.tokens.shape
@@ -336,27 +343,6 @@ class Run:
         return {name: value.double().mean(-1) for name, value in columns.items()}
 
 
-@dataclass
-class _Rollouts:
-    """Replayed rollouts of S runs: (S, R) or (S, R, T), with an empty mask where a run has fewer."""
-
-    prompts: Tensor
-    index: Tensor
-    rewards: Tensor
-    group_means: Tensor
-    old_logps: Tensor
-    mask: Tensor
-
-    @classmethod
-    def empty(cls, runs: int, n: int, longest: int) -> _Rollouts:
-        whole, real = torch.zeros(runs, n, dtype=torch.int64), torch.zeros(runs, n)
-        tokens = torch.zeros(runs, n, longest)
-        return cls(whole, whole.clone(), real, real.clone(), tokens, tokens.bool())
-
-    def part(self, number: int, of: int) -> _Rollouts:
-        return _Rollouts(*(getattr(self, f.name)[:, number::of] for f in fields(self)))
-
-
 def trained(
     world: World,
     policy: GRUs,
@@ -367,6 +353,7 @@ def trained(
     embeddings: Tensor | None = None,
     lr: float | None = None,
     look: Callable[[Run], None] | None = None,
+    own: Callable[[Tensor, int], Any] | None = None,
 ) -> Iterator[tuple[Run, dict[str, Tensor]]]:
     """Train until every run has drawn its budget; yields at each evaluation, before the first step and after the last too.
 
@@ -378,9 +365,11 @@ def trained(
         By default the arm's own.
     look : callable, optional
         Called with the run at every `pool_every`-th evaluation.
+    own : callable, optional
+        Makes a user's estimate, for an arm that selects by it.
     """
     told = world.task.features[: world.pool] if embeddings is None else embeddings
-    run = Run(world, policy, arm, numbers, settings, told, arm.lr if lr is None else lr)
+    run = Run(world, policy, arm, numbers, settings, told, arm.lr if lr is None else lr, own)
     due, looked = 0, 0
     while True:
         ended = int(run.drawn.min()) >= settings.budget

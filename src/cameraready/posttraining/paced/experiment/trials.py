@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cameraready.posttraining._testbed import exact
 from cameraready.posttraining.paced.balance import log_z_intercept
-from cameraready.posttraining.paced.experiment.arms import ARMS, RATES
+from cameraready.posttraining.paced.experiment.arms import ARMS, RATES, Arm
 from cameraready.posttraining.paced.experiment.measures import at_rollouts, at_target, quality, rollouts_to
 from cameraready.posttraining.paced.experiment.training import Run, trained
 from cameraready.posttraining.paced.experiment.worlds import Place
@@ -56,14 +56,16 @@ class Watch:
         }
 
 
-def train(place: Place, prepared: Mapping[str, Any], *, arm: str, rate: str) -> Iterator[dict[str, Any]]:
-    """Rows of an arm: a summary of each run, and for some arms its course."""
+def train(
+    place: Place, prepared: Mapping[str, Any], *, arm: str, rate: str, own: Callable[[Tensor, int], Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of an arm, or of a user's `own` estimate: a summary of each run, and for some arms its course."""
     policy, watch = place.policy(prepared), Watch()
-    chosen, limit = ARMS[arm], float(place.settings.budget)
+    chosen, limit = (ARMS[arm] if own is None else Arm(selection="own")), float(place.settings.budget)
     target = place.aim(policy)
     lr = chosen.lr if rate == "tuned" else RATES[0]
     began, points, run = time.perf_counter(), [], None
-    for run, point in trained(place.world, policy, chosen, place.numbers, place.settings, lr=lr, look=watch):  # noqa: B007
+    for run, point in trained(place.world, policy, chosen, place.numbers, place.settings, lr=lr, look=watch, own=own):  # noqa: B007
         points.append(point)
     assert run is not None
     seconds = time.perf_counter() - began
@@ -90,7 +92,7 @@ def train(place: Place, prepared: Mapping[str, Any], *, arm: str, rate: str) -> 
     shared = {"kind": "summary", "estimate_share": run.estimate_seconds / seconds}
     for row, number in enumerate(place.numbers):
         yield {"run": number, **shared, **{name: _rounded(value[row]) for name, value in columns.items()}}
-    if arm in CURVES and rate == SHOWN:
+    if arm in CURVES and (rate == SHOWN or place.target is None):
         yield from _course(place, points, watch, limit)
 
 
