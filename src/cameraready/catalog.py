@@ -16,8 +16,8 @@ from types import ModuleType
 from cameraready.card import CARD_FILE, RESULTS_FILE, SLUG, Card, CardError, Upstream, read_card
 
 __all__ = [
-    "CARD_FILE", "RESULTS_FILE", "Card", "CardError", "UnknownMethod", "Upstream", "catalog", "find", "read_card",
-    "resolve", "rooms", "select",
+    "CARD_FILE", "RESULTS_FILE", "Card", "CardError", "UnknownMethod", "Upstream", "catalog", "find", "is_room",
+    "read_card", "resolve", "rooms", "select",
 ]  # fmt: skip
 
 _HERE = Path(__file__).parent
@@ -70,6 +70,11 @@ def rooms(root: Path | None = None) -> list[str]:
     return sorted({card.room for card in catalog(root)})
 
 
+def is_room(name: str, root: Path | None = None) -> bool:
+    """Whether `name` is a room that holds at least one method; no card is read."""
+    return name.isidentifier() and bool(_card_paths(_HERE if root is None else Path(root), room=name))
+
+
 def select(name: str, root: Path | None = None) -> list[Card]:
     """The methods that `name` stands for: a room, ``"all"``, or whatever `resolve` accepts.
 
@@ -80,7 +85,7 @@ def select(name: str, root: Path | None = None) -> list[Card]:
     """
     if name == "all":
         return catalog(root)
-    if name.isidentifier() and _card_paths(_HERE if root is None else Path(root), room=name):
+    if is_room(name, root):
         return [card for card in catalog(root) if card.room == name]
     return [resolve(name, root)]
 

@@ -22,7 +22,7 @@ def names(tmp_path_factory):
     left = {"opened": open_model((tiny_model("qwen2", seed=0, max_positions=2048), tiny_tokenizer()))}
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL):
         code = re.sub(r'open_model\("hf:[^"]*"\)', "opened", code)
-        code = code.replace("-run\", **settings", f'-run", use_cpu=True, save_strategy="no", **settings')
+        code = code.replace('-run", **settings', '-run", use_cpu=True, save_strategy="no", **settings')
         exec(re.sub(r'GRPOConfig\("(\w+)-run"', rf'GRPOConfig("{folder}/\1"', code), left)
     return left
 

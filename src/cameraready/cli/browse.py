@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cameraready.catalog import Card, CardError, UnknownMethod, catalog, find, resolve, rooms
+from cameraready.catalog import Card, CardError, UnknownMethod, catalog, find, is_room, resolve, rooms
 from cameraready.cli.failing import BadUsage
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def show_method(
     """Show what a method is for and what its test found."""
     from cameraready.cli import terminal
 
-    if method in rooms():
+    if is_room(method):
         list_methods(method, as_json)
         return
     try:

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 import psutil
 
-from cameraready.evidence import specs
 from cameraready.amounts import memory
+from cameraready.evidence import specs
 from cameraready.evidence.execution import key
 from cameraready.evidence.execution.ledger import Ledger
 from cameraready.evidence.execution.processes import usable_cores

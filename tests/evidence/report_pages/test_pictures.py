@@ -148,6 +148,10 @@ def test_figures_about_other_workloads_are_one_folded_line():
     assert "Left out:" not in text
     assert "accuracy_now" not in text
     assert not page.misnested
+    unmeasured = [*figures, Figure("of the user's, unmeasured", "step", "accuracy_now", workloads=["digits", "own"])]
+    text = "".join(Page(render(replace(own, study=a_study(figures=unmeasured)))).words)
+    assert "Figures about the shipped workloads, or of what was not measured here, are left out (3)" in text
+    assert "accuracy_now" not in text
     shipped = "".join(Page(render(a_result(("breast-cancer",), study=a_study(figures=figures[:2])))).words)
     assert "Figures about other workloads are left out (2)" in shipped
 

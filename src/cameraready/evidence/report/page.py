@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ class FigureView:
     panels: list[Panel]
     legend: list[tuple[Markup, Style]]
     left_out: str = ""  # why there is nothing to draw
-    elsewhere: bool = False  # it is about workloads that the run did not have
+    elsewhere: bool = False  # it is about workloads that the run did not have, or that are measured otherwise
 
 
 def render_page(result: Result) -> str:
@@ -77,7 +77,7 @@ def render_page(result: Result) -> str:
         forest=forest.grow({claim.label: claim for claim in result.study.claims}, result.claims),
         figures=[figure for figure in figures if not figure.elsewhere],
         figures_elsewhere=[figure.title for figure in figures if figure.elsewhere],
-        all_own=_all_own(result),
+        whose=_whose(result, [f for f, view in zip(result.study.figures, figures, strict=True) if view.elsewhere]),
         cost=tables.cost(result.study, result.rows),
         failures=tables.failure_groups(result.failures),
         failures_shown=FAILURES_SHOWN,
@@ -230,18 +230,26 @@ def figure_views(result: Result) -> list[FigureView]:
             left_out = left_out or "no finished trial of this run measured what it shows"
         legend = [(Markup(swatch(style)), style) for style in in_curves_order(styles, panels)]
         x_title, y_title = figure.x_title or figure.x, figure.y_title or figure.y
-        elsewhere = not panels and _is_about_others(figure, result)
+        elsewhere = not panels and (_all_own(result) or _is_about_others(figure, result))
         views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out, elsewhere))
     return views
 
 
 def _is_about_others(figure: Figure, result: Result) -> bool:
-    """Whether a figure of which nothing can be drawn is about workloads that the run did not have."""
-    if figure.workloads is None:  # of whatever measures it: the user's workloads do not
-        return _all_own(result)
+    """Whether a figure is about workloads that the run did not have."""
+    if figure.workloads is None:
+        return False
     names = {workload.get("name") for workload in result.workloads}
     own = "own" in figure.workloads and any(workload.get("own") for workload in result.workloads)
     return bool(names) and not own and not names.intersection(figure.workloads)
+
+
+def _whose(result: Result, left_out: Sequence[Figure]) -> str:
+    """What the figures that a page leaves out without a word on each are about."""
+    if not _all_own(result):
+        return "about other workloads"
+    here = any(figure.workloads is not None and "own" in figure.workloads for figure in left_out)
+    return "about the shipped workloads" + (", or of what was not measured here," if here else "")
 
 
 def _all_own(result: Result) -> bool:

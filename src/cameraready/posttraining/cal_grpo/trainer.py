@@ -45,8 +45,8 @@ class MultiAttemptGRPOTrainer(_GRPOTrainer):
     Use it where a hard verifier lets the model retry. With ``method="trajectory"`` it is TRL's GRPO with the outcome as reward, its
     own advantages and its own ``scale_rewards``; with ``attempts=1`` besides, TRL generates too, and nothing differs at all.
 
-    A resumed run equals the uninterrupted one, unless it resumes exactly at the end of an epoch: there TRL's own sampler, with or without
-    attempts, goes on in another order of prompts.
+    A run resumed between two generations of the first epoch equals the uninterrupted one. From the end of that epoch on it does not: TRL's
+    own sampler, with or without attempts, begins again with the first epoch's order of prompts.
 
     Parameters
     ----------

@@ -195,7 +195,7 @@ def model(workload: PosttrainingWorkload, ctx: Context, *, arm: str) -> list[dic
 
     lm = workload.model(ctx.device, ctx.dtype)
     if workload.name == QWEN and not ctx.is_own_workload:
-        return [_step(row) for row in _runs.demonstration(lm, trainer=made, seed=ctx.seed)]
+        return [_shown(row) for row in _runs.demonstration(lm, trainer=made, seed=ctx.seed)]
     shape = dict(OWN_RUN if ctx.is_own_workload else FULL_RUN)
     if workload.is_tiny:
         shape |= {"steps": 2, "prompts": 2, "group": 4, "lora_rank": 0, "new_tokens": 8}
@@ -204,10 +204,10 @@ def model(workload: PosttrainingWorkload, ctx: Context, *, arm: str) -> list[dic
         wanted = min(wanted, len({prompt for prompt, _ in workload.prompts}))
     problems, _ = workload.split(lm, train=wanted, test=0, seed=ctx.seed)
     steps = _runs.grpo_run(lm, problems, trainer=made, max_new_tokens=shape.pop("new_tokens"), seed=ctx.seed, **shape)
-    return [_step(row) for row in steps]
+    return [_shown(row) for row in steps]
 
 
-def _step(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
     kept = {
         "step": "optimizer_step",
         "reward": "reward",

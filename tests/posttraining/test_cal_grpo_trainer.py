@@ -331,6 +331,35 @@ def test_verdicts_and_data_that_leave_doubt_are_refused(tmp_path):
             one(right, args=other).train()
 
 
+def test_past_the_first_epoch_a_resumed_run_sees_prompts_in_another_order(tmp_path):
+    """As the docstring warns; in the first epoch the order is kept, which the conformance test holds to."""
+    rows = Dataset.from_list(
+        [{"prompt": f"say {c}", "answer": c} for c in "abcd"]
+    )  # an epoch is two steps of two prompts
+
+    def prompts_seen(resume=None):
+        seen = []
+
+        def verifier(prompts, completions, **_):
+            seen.append(prompts[0])
+            return [0.0]
+
+        settings = {**PLAIN, "loss_type": "dr_grpo", "num_iterations": 1, "gradient_accumulation_steps": 1}
+        args = config("grpo", tmp_path, 4, **settings, num_generations=4, per_device_train_batch_size=8)
+        args.save_steps = 2
+        trainer = MultiAttemptGRPOTrainer(
+            tiny_model("llama"), verifier, args, rows, processing_class=tiny_tokenizer(), attempts=2
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return list(dict.fromkeys(seen[: len(seen) // 2])), list(dict.fromkeys(seen[len(seen) // 2 :]))
+
+    first, second = prompts_seen()
+    assert sorted(first) == sorted(second) == sorted(rows["prompt"])
+    assert first != second
+    again = prompts_seen(str(tmp_path / "checkpoint-2"))
+    assert [*again[0], *again[1]] == first
+
+
 # --- the card -----------------------------------------------------------------------------------------------------------
 
 
