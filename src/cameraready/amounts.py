@@ -14,8 +14,8 @@ def memory(size: float) -> str:
 
 
 def weights(n: int) -> str:
-    """A number of weights: ``"8.03 thousand million"``, ``"596 million"``, ``"71.2 thousand"``, ``"12"``."""
-    for unit, name in ((10**9, "thousand million"), (10**6, "million"), (10**3, "thousand")):
+    """A number of weights: ``"8.03 billion"``, ``"596 million"``, ``"71.2 thousand"``, ``"12"``."""
+    for unit, name in ((10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
         if n >= unit:
             return f"{_three(n / unit)} {name}"
     return str(n)

@@ -67,7 +67,7 @@ def test_a_mixture_multiplies_with_the_chosen_experts_only():
     config, _ = PUBLISHED["Mixtral-8x7B"]
     size = cost.size_of(config)
     assert size.active / 1e9 == pytest.approx(12.9 - 0.131, abs=0.05)  # "13B active", less the embedding's table
-    assert any("thousand million" in note for note in cost_of(config, prompt_tokens=8).notes)
+    assert any("billion" in note for note in cost_of(config, prompt_tokens=8).notes)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_hours_grow_with_the_work():
 
 
 def test_decoding_reads_the_experts_that_are_chosen():
-    """Mixtral: 12.9 of 46.7 thousand million weights for one sequence, all of them for many."""
+    """Mixtral: 12.9 of 46.7 billion weights for one sequence, all of them for many."""
     config = PUBLISHED["Mixtral-8x7B"][0]
     slow = cost.Machine("all bandwidth", 1e30, 1e30, 1e12)
 
@@ -220,7 +220,7 @@ def test_memory_is_told_in_a_unit_that_leaves_digits(size, text):
 
 @pytest.mark.parametrize(
     ("n", "text"),
-    [(8_030_261_248, "8.03 thousand million"), (596_049_920, "596 million"), (71_232, "71.2 thousand"), (12, "12")],
+    [(8_030_261_248, "8.03 billion"), (596_049_920, "596 million"), (71_232, "71.2 thousand"), (12, "12")],
 )
 def test_numbers_of_weights_are_never_zero_point_zero_million(n, text):
     assert amounts.weights(n) == text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cameraready.amounts import memory, weights
 from cameraready.lm._workload import GYM, LM_EVAL, REASONING, RETRIEVAL, TINY, LMWorkload, shipped_names, tiny
 
 if TYPE_CHECKING:
@@ -260,20 +261,20 @@ def cost(
         kept = inside_blocks
     inside = micro * width * (tokens * kept + 3 * new_tokens * text.vocab_size)
     cache = cache_bytes(config, tokens=tokens, batch=batch, width=width)
-    memory = generating.weights_gib + (training + max(inside, cache)) / GIB
+    needed = generating.weights_gib + (training + max(inside, cache)) / GIB
     trained = (
-        f"adapters of rank {lora_rank} on all linear layers but the head ({adapters / 1e6:.1f} million weights)"
+        f"adapters of rank {lora_rank} on all linear layers but the head ({weights(adapters)} weights)"
         if lora_rank
-        else f"all {generating.parameters / 1e6:,.0f} million weights"
+        else f"all {weights(generating.parameters)} weights"
     )
     notes = (
         generating.notes[0],
         f"training {trained} by AdamW: {steps} steps of {prompts} prompts with {group} completions of {new_tokens} tokens"
         + (f", {runs} runs" if runs > 1 else ""),
-        f"memory of the model, {training / GIB:.2f} GiB of trained weights, gradients and optimizer states, and the activations of "
+        f"memory of the model, {memory(training)} of trained weights, gradients and optimizer states, and the activations of "
         f"{micro} completions at a time with their logits (an estimate)",
     )
-    return Cost(generating.hours + passes * forward.hours, memory, generating.downloads, notes)
+    return Cost(generating.hours + passes * forward.hours, needed, generating.downloads, notes)
 
 
 def linear_shapes(config: Any) -> list[tuple[int, int]]:

@@ -231,3 +231,23 @@ def test_the_legend_follows_the_ends_of_the_curves():
     ends = {arm: float(np.median(at_end.filter(pl.col("estimator") == arm)["mse"])) for arm in panels[0].medians}
     expected = sorted(ends, key=lambda arm: -ends[arm])
     assert [style.arm for style in curves.in_curves_order(styles, panels)] == expected
+
+
+def test_a_measured_abscissa_is_drawn_at_the_mean_of_its_setting():
+    rows = pl.DataFrame(
+        {
+            "workload": ["digits"] * 4,
+            "estimator": ["oddshap"] * 4,
+            "instance": [0, 1, 0, 1],
+            "level": ["low", "low", "high", "high"],
+            "strength": [0.1, 0.3, 0.7, 0.9],
+            "mse": [1.0, 3.0, 5.0, 7.0],
+        }
+    )
+    figure = Figure("t", "strength", "mse", x_mean_by="level", log_x=False, log_y=False)
+    (panel,) = curves.figure_panels(figure, a_study(), rows, curves.arm_styles(a_study(), ["oddshap"]), 1)
+    assert panel.xs == pytest.approx([0.2, 0.8])
+    assert panel.medians == {"oddshap": [2.0, 6.0]}
+    assert panel.blocks == 2
+    with pytest.raises(ValueError, match="needs column 'levels'; did you mean level"):
+        curves.figure_panels(replace(figure, x_mean_by="levels"), a_study(), rows, [], 1)

@@ -281,6 +281,7 @@ STUDY = Study(
             log_x=False,
             log_y=False,
             x_title="mean probability of demonstrated tokens before training",
+            x_mean_by="level",
             y_title="probability of the right answer",
         ),
     ],
