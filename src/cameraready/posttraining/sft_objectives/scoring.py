@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cameraready.posttraining._endings import ending_of
 from cameraready.posttraining._logprobs import IGNORED, ScoringHead, check_targets, chunk_size
 
 
@@ -41,12 +42,12 @@ def label_logprobs(
     cameraready.models.UnknownArchitecture
         The model makes its logits in a way that is not known.
     """
-    from cameraready.models import UnknownArchitecture, anatomy
+    from cameraready.models import UnknownArchitecture
 
     if labels.ndim != 2 or labels.shape[1] < 2:
         raise ValueError(f"labels must be (B, T) with T of at least 2, got {tuple(labels.shape)}")
     targets = labels[:, 1:]
-    parts = anatomy(model)
+    parts = ending_of(model)
     check_targets(targets, parts.vocab_size)
     work = ScoringHead(parts, targets, 1.0, chunk_size(chunk, parts.vocab_size), False)
     with work.instead_of_all_logits():
