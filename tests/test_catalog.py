@@ -87,6 +87,8 @@ def test_one_sentence_stands_for_a_list_of_one(root):
         "odd_values",
         "OddValues",
         "cameraready.attribution.odd_values",
+        "attribution.odd_values",
+        "attribution.odd-values",
         "2602.01399",
         "arXiv:2602.01399v2",
         "https://arxiv.org/abs/2602.01399",
@@ -108,6 +110,11 @@ def test_a_method_is_known_by_all_its_names(root, name):
 def test_an_unknown_name_brings_near_misses(root, name, hint):
     with pytest.raises(UnknownMethod, match=hint):
         resolve(name, root)
+
+
+def test_a_room_is_not_sent_back_to_itself(root):
+    with pytest.raises(UnknownMethod, match="'causal' is a room; its methods: forest-effects"):
+        resolve("causal", root)
 
 
 @pytest.mark.parametrize("name", ["2602.01398", "https://openreview.net/forum?id=zzz", "12602.01399"])
@@ -141,6 +148,21 @@ def test_endings_typing_errors_and_small_words_are_forgiven(root, words):
     assert slugs(find(words, root=root))[0] == "odd-values"
 
 
+@pytest.mark.parametrize(
+    ("sentence", "first", "most"),
+    [
+        ("explain single predictions of my model", "oddshap", 3),
+        ("compress the KV cache of a language model", "capkv", 3),
+        ("train my model with differential privacy without losing accuracy", "dp-c4", 4),
+    ],
+)
+def test_a_sentence_does_not_bring_up_every_card_with_one_of_its_words(sentence, first, most):
+    found = slugs(find(sentence))
+    assert found[0] == first
+    assert len(found) <= most
+    assert len(find("model")) > 10  # by itself the word is a question
+
+
 def test_what_no_card_mentions_is_not_found(root):
     assert find("quantum chromodynamics", root=root) == []
 
@@ -155,6 +177,15 @@ def test_instead_of_ranks_the_full_name_before_the_last_part_before_the_library(
 
 def test_instead_of_finds_a_method_by_the_beginning_of_what_it_replaces():
     assert slugs(find(instead_of="opacus.PrivacyEngine")) == ["dp-c4"]
+
+
+def test_instead_of_a_trainer_finds_those_that_replace_a_part_of_it(tmp_path):
+    """ "trl.GRPOTrainer" itself, then what stands for it with an option, then what names its library and class apart."""
+    names = ["trl GRPOTrainer epsilon", "trl.GRPOTrainer with an outcome reward", "trl.GRPOTrainer", "trl.SFTTrainer"]
+    for place, name in enumerate(names):
+        write_card(tmp_path, "room", f"m{place}", **{**FOREST, "slug": f"m{place}", "instead_of": f'["{name}"]'})
+    assert slugs(find(instead_of="trl.GRPOTrainer", root=tmp_path)) == ["m2", "m1", "m0"]
+    assert find(instead_of="other.GRPO", root=tmp_path) == []
 
 
 def test_a_room_narrows_the_search(root):

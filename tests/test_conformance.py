@@ -2,14 +2,17 @@
 
 import importlib
 import json
+import re
 import tomllib
 
 import polars as pl
 import pytest
 
 from cameraready.catalog import catalog
+from cameraready.cli import browse
 from cameraready.evidence import Claim, Study, Untested
 from cameraready.evidence.checking import check
+from cameraready.evidence.specs import SpecError
 from cameraready.evidence.verdicts import judge
 
 CARDS = {card.slug: card for card in catalog()}
@@ -87,6 +90,30 @@ def test_shipped_verdicts_follow_from_the_shipped_rows(slug):
                 assert claim[name] is None, claim
             else:
                 assert claim[name] == pytest.approx(value, rel=1e-9), claim
+
+
+@every_method
+def test_what_show_says_a_study_takes_is_what_it_takes(slug):
+    study = study_of(slug)
+    assert browse.taken(CARDS[slug]) == [option for option in ("data", "tasks") if option in study.takes]
+
+
+def test_the_tasks_that_show_names_are_those_that_there_are():
+    workload = pytest.importorskip("cameraready.lm._workload")
+    every = {*workload.RETRIEVAL, *workload.REASONING, f"{workload.LM_EVAL}NAME", f"{workload.GYM}NAME"}
+    named = {
+        room: set(re.findall(r"\w+:NAME|\w+-\w+:NAME|[a-z_]{5,}", text.partition(", as far")[0]))
+        for room, text in browse.TASKS.items()
+    }
+    assert named["lm"] == every
+    training = importlib.import_module("cameraready.posttraining._workload")
+    for task in every - {f"{workload.GYM}NAME"}:
+        if task in named["posttraining"]:
+            training.check_trainable(task)
+        else:
+            with pytest.raises(SpecError, match=re.escape(task)):
+                training.check_trainable(task)
+    assert named["posttraining"] == {*workload.REASONING, f"{workload.GYM}NAME"}
 
 
 @every_method

@@ -27,6 +27,7 @@ _MARKED = {
     "problems": finding.problems,
     "example": finding.flagship,
     "verdict": methods.one_verdict,
+    "figure": methods.one_figure,
     "ratios": methods.block_ratios,
 }
 

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pages
 import polars as pl
@@ -159,6 +159,30 @@ def one_verdict(slug: str, label: str, workload: str) -> str:
     result, verdict = find_verdict(slug, label, workload)
     (view,) = claim_views(result.study, [verdict])
     return pages.render("verdict.md.j2", claim=view)
+
+
+def one_figure(slug: str, number: str, *workloads: str) -> str:
+    """A figure of a study, counted from 1, drawn from the rows that ship; of all its workloads or of these.
+
+    Raises
+    ------
+    ValueError
+        If the figure is not there, could not be drawn, or does not show such a workload.
+    """
+    result = result_of(resolve(slug))
+    if result is None:
+        raise ValueError(f"{slug} ships no results")
+    views = figure_views(result)
+    if not 1 <= int(number) <= len(views):
+        raise ValueError(f"{slug} has {len(views)} figures, so none of number {number}")
+    view = views[int(number) - 1]
+    panels = [panel for panel in view.panels if not workloads or panel.workload in workloads]
+    if not panels or len(panels) < len(workloads):
+        shown = ", ".join(str(panel.workload) for panel in view.panels) or view.left_out
+        raise ValueError(f"figure {number} of {slug} shows {shown}")
+    # A page may show figures of several studies: what a picture calls its parts is told apart by the study's name.
+    named = [replace(panel, chart=Markup(panel.chart.replace("figure-", f"{slug}-figure-"))) for panel in panels]
+    return pages.render("figure.md.j2", figure=replace(view, panels=named))
 
 
 def block_ratios(slug: str, label: str, workload: str) -> str:

@@ -16,8 +16,8 @@ from types import ModuleType
 from cameraready.card import CARD_FILE, RESULTS_FILE, SLUG, Card, CardError, Upstream, read_card
 
 __all__ = [
-    "CARD_FILE", "RESULTS_FILE", "Card", "CardError", "UnknownMethod", "Upstream", "catalog", "find", "read_card",
-    "resolve", "rooms", "select",
+    "CARD_FILE", "RESULTS_FILE", "Card", "CardError", "UnknownMethod", "Upstream", "catalog", "find", "is_room",
+    "read_card", "resolve", "rooms", "select",
 ]  # fmt: skip
 
 _HERE = Path(__file__).parent
@@ -70,6 +70,11 @@ def rooms(root: Path | None = None) -> list[str]:
     return sorted({card.room for card in catalog(root)})
 
 
+def is_room(name: str, root: Path | None = None) -> bool:
+    """Whether `name` is a room that holds at least one method; no card is read."""
+    return name.isidentifier() and bool(_card_paths(_HERE if root is None else Path(root), room=name))
+
+
 def select(name: str, root: Path | None = None) -> list[Card]:
     """The methods that `name` stands for: a room, ``"all"``, or whatever `resolve` accepts.
 
@@ -80,13 +85,13 @@ def select(name: str, root: Path | None = None) -> list[Card]:
     """
     if name == "all":
         return catalog(root)
-    if name.isidentifier() and _card_paths(_HERE if root is None else Path(root), room=name):
+    if is_room(name, root):
         return [card for card in catalog(root) if card.room == name]
     return [resolve(name, root)]
 
 
 def resolve(name: str, root: Path | None = None) -> Card:
-    """The card that `name` means: slug, module, exported name, arXiv id or URL, OpenReview id or URL.
+    """The card that `name` means: slug, module (`room.folder` too), exported name, arXiv id or URL, OpenReview id or URL.
 
     Raises
     ------
@@ -106,11 +111,15 @@ def resolve(name: str, root: Path | None = None) -> Card:
         if card.openreview and card.openreview in (wanted, forum[1] if forum else None):
             return card
     for card in cards:
-        names = {card.slug, card.module, card.module.rpartition(".")[2].replace("_", "-")}
+        folder = card.module.rpartition(".")[2]
+        in_room = {f"{card.room}.{card.slug}", f"{card.room}.{folder}".replace("_", "-")}
+        names = {card.slug, card.module, folder.replace("_", "-"), *in_room}
         if slug in names or wanted in names or wanted in card.exports:
             return card
     if paper or forum:
         raise UnknownMethod(f"no method of the catalogue is from {wanted}; `cameraready list` shows all {len(cards)}")
+    if inside := [card.slug for card in cards if card.room == wanted]:
+        raise UnknownMethod(f"{wanted!r} is a room; its methods: {', '.join(inside)}")
     shown = f"`cameraready list` shows all {len(cards)}"
     raise UnknownMethod(f"there is no method {name!r}{_near_misses(slug, cards)}; {shown}")
 
@@ -183,7 +192,11 @@ def _replaces(card: Card, name: str) -> float:
             best = max(best, 3.0)
         elif full.rpartition(".")[2] == wanted.rpartition(".")[2]:
             best = max(best, 2.0)
-        elif wanted in re.split(r"[.\s]+", full) or full.startswith(f"{wanted}."):
+        elif full.startswith(f"{wanted} "):  # "trl.GRPOTrainer with an outcome reward"
+            best = max(best, 1.5)
+        elif {wanted.partition(".")[0], wanted.rpartition(".")[2]} <= {*re.split(r"[.\s]+", full)} or full.startswith(
+            f"{wanted}."
+        ):
             best = max(best, 1.0)
     return best
 

@@ -17,6 +17,7 @@ _STOP_WORDS = frozenset((
 _ENDINGS = ("ations", "ation", "ings", "ing", "ers", "er", "ors", "or", "ions", "ion", "ed", "es", "s", "ly", "al")
 _SAME, _SAME_STEM, _ALIKE = 1.0, 0.9, 0.6  # how much of the weight of a place a match is worth
 _ALIKE_FROM = 0.9  # share of letters that two words have in common in the same order
+_SENTENCE, _TAIL = 3, 0.4  # from so many words on, cards with less than this share of the best score are left out
 _WEIGHTS = {
     "slug": 4.0,
     "exports": 4.0,
@@ -32,6 +33,9 @@ _WEIGHTS = {
 
 def rank(question: str, cards: Sequence[Card]) -> list[Card]:
     """The cards that have a word of `question`: by how many they have, then by where, rarer words counting more.
+
+    Of a sentence's cards those are left out that score far below the best: it always has a word, such as "model", that
+    most cards have.
 
     Raises
     ------
@@ -50,6 +54,10 @@ def rank(question: str, cards: Sequence[Card]) -> list[Card]:
         hits = sum(score > 0 for score in found)
         if hits:
             scored.append((hits, sum(score * rare for score, rare in zip(found, rarity, strict=True)), card))
+    most = max((hits for hits, _, _ in scored), default=0)
+    if len(asked) >= _SENTENCE and most > 1:
+        least = _TAIL * max(score for _, score, _ in scored)
+        scored = [(hits, score, card) for hits, score, card in scored if hits == most or score >= least]
     return [card for _, _, card in sorted(scored, key=lambda item: (-item[0], -item[1], item[2].slug))]
 
 

@@ -91,6 +91,14 @@ def test_a_misspelt_method_brings_near_misses(cli):
     assert "did you mean tidy" in shown.stderr
 
 
+def test_show_takes_a_room_and_a_method_by_room_and_folder(cli):
+    assert cli("show", "toys").stdout == cli("list", "toys").stdout
+    assert json.loads(cli("show", "toys", "--json").stdout) == json.loads(cli("list", "toys", "--json").stdout)
+    assert cli("show", "toys.tidy").stdout == cli("show", "tidy").stdout
+    assert cli("cite", "toys.tidy").stdout == cli("cite", "tidy").stdout
+    assert json.loads(cli("run", "toys.tidy", "--tier", "smoke", "--dry-run", "--json").stdout)["trials"] > 0
+
+
 def test_a_bad_card_is_one_sentence(cli, toys):
     card = toys / "toys" / "tidy" / "card.toml"
     card.write_text(card.read_text().replace("claims = 2", "claims = 0"))

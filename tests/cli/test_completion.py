@@ -22,10 +22,14 @@ def proposals(command: str, incomplete: str, parameter: str = "method") -> list[
     return [item.value for item in param.shell_complete(context, incomplete)]
 
 
-@pytest.mark.parametrize("command", ["show", "doctor"])
-def test_slugs_are_proposed_where_one_method_is_meant(command):
-    assert proposals(command, "") == ["loose", "shaky", "tidy"]
-    assert proposals(command, "t") == ["tidy"]
+def test_slugs_are_proposed_where_one_method_is_meant():
+    assert proposals("doctor", "") == ["loose", "shaky", "tidy"]
+    assert proposals("doctor", "t") == ["tidy"]
+
+
+def test_slugs_and_rooms_are_proposed_where_something_is_shown():
+    assert proposals("show", "") == ["loose", "shaky", "tidy", "toys"]
+    assert proposals("show", "t") == ["tidy", "toys"]
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,6 @@ def test_a_run_in_which_nothing_finished_is_an_error(cli, toys):
     study.write_text(study.read_text().replace("    pass\n", "    raise RuntimeError('broken')\n"))
     ran = cli("run", "tidy", *smoke)
     assert ran.exit_code == 1
-    assert "no trial finished" in ran.stderr
+    assert "no trial returned rows" in ran.stderr
     assert "the first failure: RuntimeError: broken" in ran.stderr
     assert Path("report/tidy-smoke/index.html").is_file()

@@ -181,3 +181,16 @@ def test_an_unknown_marker_is_refused(generator):
 
     with pytest.raises(ValueError, match="nothing generates 'nonsense'"):
         generator["hooks"].on_page_markdown("<!-- generated: nonsense -->", Page, None, None)
+
+
+def test_a_figure_of_a_study_can_stand_in_a_guide_and_only_one_that_is_there(generator):
+    shown = generator["methods"].one_figure("oddshap", "1", "digits")
+    assert re.findall(r"<figcaption>(\S+)", shown) == ["digits"]
+    assert "<svg" in shown
+    names = re.findall(r'id="([^"]+)"', shown)
+    assert names
+    assert all(name.startswith("oddshap-figure-1-") for name in names)
+    with pytest.raises(ValueError, match="so none of number 99"):
+        generator["methods"].one_figure("oddshap", "99")
+    with pytest.raises(ValueError, match="shows"):
+        generator["methods"].one_figure("oddshap", "1", "nowhere")

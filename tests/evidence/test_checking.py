@@ -159,6 +159,11 @@ def test_a_failure_is_a_row_and_runs_again_only_when_asked():
     assert run.status == "done"
 
 
+@pytest.mark.parametrize(("gib", "told"), [(12.5, "12.5 GiB"), (0.002, "2.05 MiB"), (0.0, "0 GiB")])
+def test_a_plan_tells_little_memory_in_small_units(gib, told):
+    assert f"memory: at most {told}" in str(Plan(1, 0, {"mine": 1}, None, [], gib)).splitlines()
+
+
 def test_dry_run_counts_and_runs_nothing():
     plan = smoke(dry_run=True)
     assert isinstance(plan, Plan)
@@ -236,6 +241,22 @@ def test_frames_have_plain_columns_whatever_trials_return():
     assert frame["b"].to_list() == ["x", None, "3", None]
     assert frame["c"].to_list() == [None, "[1, 2]", None, None]
     assert frame["d"].to_list() == [None, None, 1.0, 2.0]
+
+
+def test_trials_without_rows_are_counted_apart_from_those_that_failed(monkeypatch):
+    from tests.evidence.studies import estimating
+
+    whole = estimating.STUDY.trial
+
+    def some(workload, ctx, **condition):
+        if condition["size"] == 50:
+            return []
+        if ctx.seed == 0:
+            raise RuntimeError("broken")
+        return whole(workload, ctx, **condition)
+
+    monkeypatch.setattr(estimating, "STUDY", dataclasses.replace(estimating.STUDY, trial=some))
+    assert smoke().answer.startswith("12 of 12 trials ran, 3 of them failed and 6 had nothing to measure; ")
 
 
 # --- the user's own: what is told ---------------------------------------------------------------------------------------

@@ -155,7 +155,9 @@ def test_killing_the_driver_at_any_moment_loses_nothing(nursery: Nursery, tmp_pa
         summary = run_trials(trials, make_job(), ledger, 1, jobs=2)
         assert (summary.skipped, summary.done) == (len(kept), len(trials) - len(kept))
         found = ledger.finished(trial.key for trial in trials)
-        assert [found[trial.key].rows for trial in trials] == [[{"value": number}] for number in range(MORE_THAN_THE_WAITS)]
+        assert [found[trial.key].rows for trial in trials] == [
+            [{"value": number}] for number in range(MORE_THAN_THE_WAITS)
+        ]
     ran = values(tmp_path / "log")
     assert set(ran) == set(range(MORE_THAN_THE_WAITS))
     # A trial runs twice only where the kill fell between its end and the commit: at most one a kill.

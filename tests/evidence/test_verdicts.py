@@ -396,6 +396,21 @@ def test_a_claim_is_recovered_from_noise_when_it_is_true():
     assert found.low < -2.0 < found.high
 
 
+@pytest.mark.parametrize("dtype", [pl.Float64, pl.String, pl.Null])
+@pytest.mark.parametrize("about", [pl.col("kind") == "end", pl.col("kind") > 1.5, pl.col("kind").str.contains("e")])
+def test_a_column_without_a_value_is_unknown_whatever_its_type(about, dtype):
+    """Nobody who tries a model of theirs is to read what a data frame library says of a column that has no value."""
+    rows = noisy(1.0, 2.0, budget=100).with_columns(pl.lit(None, dtype=dtype).alias("kind"))
+    found = verdict(rows, claim(where=(pl.col("budget") == 100) & about))
+    assert (found.verdict, found.reason) == ("untested", "no row of this run meets the claim's condition")
+    failed = failing(rows, "new", range(15)).filter(pl.col("arm") == "new")
+    for column in ("kind", "error"):  # returned by no trial, and empty
+        found = verdict(failed.drop(column), claim(average("error", "new"), where=(pl.col("budget") == 100) & about))
+        assert (found.verdict, found.failed_trials) == ("inconclusive", 15)
+    found = verdict(failed, claim(average("error", "new"), where=(pl.col("budget") == 300) & (pl.col("kind") == "end")))
+    assert (found.verdict, found.reason) == ("untested", "no row of this run meets the claim's condition")
+
+
 # --- a claim that cannot be computed ----------------------------------------
 
 

@@ -15,6 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from cameraready import amounts
 from cameraready.models import ModelError, cost, cost_of, tiny_model, tiny_tokenizer
 from tests.models import gguf_files
 
@@ -66,7 +67,7 @@ def test_a_mixture_multiplies_with_the_chosen_experts_only():
     config, _ = PUBLISHED["Mixtral-8x7B"]
     size = cost.size_of(config)
     assert size.active / 1e9 == pytest.approx(12.9 - 0.131, abs=0.05)  # "13B active", less the embedding's table
-    assert any("thousand million" in note for note in cost_of(config, prompt_tokens=8).notes)
+    assert any("billion" in note for note in cost_of(config, prompt_tokens=8).notes)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_hours_grow_with_the_work():
 
 
 def test_decoding_reads_the_experts_that_are_chosen():
-    """Mixtral: 12.9 of 46.7 thousand million weights for one sequence, all of them for many."""
+    """Mixtral: 12.9 of 46.7 billion weights for one sequence, all of them for many."""
     config = PUBLISHED["Mixtral-8x7B"][0]
     slow = cost.Machine("all bandwidth", 1e30, 1e30, 1e12)
 
@@ -199,7 +200,30 @@ def test_a_hub_id_says_what_would_be_downloaded(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("hf:meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"):
         (download,) = cost_of(name, prompt_tokens=10, device="cuda").downloads
-        assert download == "meta-llama/Meta-Llama-3-8B from the Hugging Face hub, about 15.0 GiB"
+        assert download == "meta-llama/Meta-Llama-3-8B from the Hugging Face hub, about 15 GiB"
+
+
+def test_what_cannot_be_reached_says_that_the_configuration_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"cannot be reached .* a folder with the model's config.json alone is enough"):
+        cost_of("hf:nobody/nothing-of-this-name", prompt_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(14.96 * 2**30, "15 GiB"), (0.6 * 2**30, "0.6 GiB"), (5 << 20, "5 MiB"), (2150, "2.1 KiB"), (0, "0 GiB")],
+)
+def test_memory_is_told_in_a_unit_that_leaves_digits(size, text):
+    assert amounts.memory(size) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(8_030_261_248, "8.03 billion"), (596_049_920, "596 million"), (71_232, "71.2 thousand"), (12, "12")],
+)
+def test_numbers_of_weights_are_never_zero_point_zero_million(n, text):
+    assert amounts.weights(n) == text
 
 
 def test_more_tokens_than_the_model_was_made_for_are_noted():

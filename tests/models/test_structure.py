@@ -331,3 +331,16 @@ def test_what_was_found_is_asked_again_when_modules_change():
 def test_a_tokenizer_is_no_model():
     with pytest.raises(TypeError, match=r"A model .* was expected, but this is a"):
         anatomy(tiny_tokenizer())
+
+
+def test_dropout_of_adapters_in_training_neither_misleads_nor_draws_random_numbers():
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, lora_dropout=0.5, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(0)
+    wrapped = get_peft_model(tiny_model("llama", seed=3), config).train()
+    before = torch.get_rng_state()
+    parts = anatomy(wrapped.get_base_model())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(layer.attention.refusal is None for layer in parts.layers)
+    assert all(module.training for module in wrapped.modules())

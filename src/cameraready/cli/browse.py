@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cameraready.catalog import Card, CardError, UnknownMethod, catalog, find, resolve, rooms
+from cameraready.catalog import Card, CardError, UnknownMethod, catalog, find, is_room, resolve, rooms
 from cameraready.cli.failing import BadUsage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: What `--data` and `--tasks` bring, for a study that takes them, and the tasks that each room knows.
+TAKEN = {
+    "data": "prompts and answers of yours for a language model, as FILE:PROMPT,ANSWER (prompts.jsonl:prompt,answer)",
+    "tasks": "for a language model: {tasks}",
+}
+TASKS = {
+    "lm": "passkey, key_value, multi_hop, arithmetic, countdown, subset_sum, reasoning_gym:NAME or lm-eval:NAME, as far as "
+    "the study has a use for them",
+    "posttraining": "arithmetic, countdown, subset_sum or reasoning_gym:NAME",
+}
+OBJECTS = {
+    (
+        "posttraining",
+        "object",
+    ): "package.module:object: an EnumerableTask, a pair (model, tokenizer), or a function that returns one",
+    ("posttraining", "value"): "from Python, the object itself (check(..., on=(model, tokenizer)))",
+}
 BASIS_WORDS = {"paper": "the paper", "official-code": "the official code", "reconstruction": "a reconstruction"}
 
 
@@ -32,6 +50,11 @@ def complete_room(incomplete: str) -> list[tuple[str, str]]:
         return [(room, f"the room {room}") for room in rooms() if room.startswith(incomplete)]
     except CardError:
         return []
+
+
+def complete_shown(incomplete: str) -> list[tuple[str, str]]:
+    """What `show` takes: slugs and rooms."""
+    return [*complete_method(incomplete), *complete_room(incomplete)]
 
 
 def complete_selection(incomplete: str) -> list[tuple[str, str]]:
@@ -95,13 +118,16 @@ def find_methods(
 
 def show_method(
     method: Annotated[
-        str, typer.Argument(help="Slug, arXiv id, or the URL of the paper.", autocompletion=complete_method)
+        str, typer.Argument(help="Slug, arXiv id, or the URL of the paper; or a room.", autocompletion=complete_shown)
     ],
     as_json: Json = False,
 ) -> None:
     """Show what a method is for and what its test found."""
     from cameraready.cli import terminal
 
+    if is_room(method):
+        list_methods(method, as_json)
+        return
     try:
         card = resolve(method)
     except UnknownMethod as error:
@@ -185,13 +211,35 @@ def _print_own(out: Console, card: Card) -> None:
     from cameraready.evidence.study import ACCEPTED
 
     out.print("Your own", style="bold")
-    lines = [("--with", card.own_arm), *(("--on", ACCEPTED.get(kind, kind)) for kind in card.accepts)]
+    lines = [
+        ("--with", card.own_arm),
+        *(("--on", OBJECTS.get((card.room, kind), ACCEPTED.get(kind, kind))) for kind in card.accepts),
+    ]
+    told = " ".join(card.accepts)  # a card may say it in its own words
+    lines += [
+        (f"--{option}", TAKEN[option].format(tasks=TASKS.get(card.room, "")))
+        for option in taken(card)
+        if f"--{option}" not in told
+    ]
+    width = max(len(option) for option, text in lines if text) + 2
     last = ""
     for option, text in lines:
         if text:
-            out.print(paragraph(text, out.width, " " * 10, first=f"  {option if option != last else '':<8}"))
+            lead = f"  {option if option != last else '':<{width}}"
+            out.print(paragraph(text, out.width, " " * (width + 2), first=lead))
             last = option
     out.print()
+
+
+def taken(card: Card) -> list[str]:
+    """What a study takes beside a model (`Study.takes`), read from its file: nothing of the method is imported."""
+    path = card.folder / "study.py"
+    found = (
+        re.search(r"^ *takes=[(\[](.*?)[)\]]", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if path.is_file()
+        else None
+    )
+    return [option for option in TAKEN if found and f'"{option}"' in found[1]]
 
 
 def _print_shipped(out: Console, card: Card, found: dict[str, Any] | None) -> None:

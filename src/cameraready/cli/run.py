@@ -71,7 +71,7 @@ def run_methods(
     """Put a method to the test, or all of a room.
 
     The first line printed is the answer; progress goes to stderr. Exit code 0 whatever the verdicts, 1 after an
-    error or if no trial finished, 2 if the command cannot be carried out as written.
+    error or if no trial returned rows, 2 if the command cannot be carried out as written.
     """
     if tier not in TIERS:
         raise BadUsage(f"--tier must be smoke, desk or full, got {tier!r}")
@@ -138,7 +138,9 @@ def _run_each(
                 page = write_run(finished, out, alone=len(methods) == 1)
                 done.append(_tell_result(finished, page, title, as_json))
                 if _nothing_finished(finished) and not _was_interrupted(finished):
-                    failing.say(f"{title or method}: no trial finished, so there is nothing to judge; {_why(finished)}")
+                    failing.say(
+                        f"{title or method}: no trial returned rows, so there is nothing to judge; {_why(finished)}"
+                    )
                     codes.append(failing.ERROR)
                     continue
                 if open_page:

@@ -17,6 +17,7 @@ from cameraready.evidence.execution.ledger import Ledger
 from cameraready.evidence.execution.stages import Conduct, run_plan
 from cameraready.evidence.execution.worker import Job
 from cameraready.evidence.findings import NO_VERDICT, collect, find
+from cameraready.evidence.outcomes import Outcome
 from cameraready.evidence.peers import environments
 from cameraready.evidence.planning import (
     Load,
@@ -233,8 +234,9 @@ def check(
     findings = find(study, selection, loads, rows, missing, unavailable)
     told = findings.answer
     if tier == "smoke":
-        lost_trials = f"{len(failures)} of them failed" if failures else "none of them failed"
-        told = f"{len(trials) - len(missing)} of {len(trials)} trials ran, {lost_trials}; {NO_VERDICT}"
+        told = (
+            f"{len(trials) - len(missing)} of {len(trials)} trials ran, {_lost_trials(outcomes.values())}; {NO_VERDICT}"
+        )
     return Result(
         card=subject.card,
         study=study,
@@ -270,6 +272,15 @@ def _build_peers(subject: Subject, arms: Iterable[str], say: Progress) -> dict[s
             except environments.PeerUnavailable as error:
                 lost[arm] = str(error)
     return lost
+
+
+def _lost_trials(outcomes: Iterable[Outcome]) -> str:
+    """How many trials failed, and how many finished without a row, which is no failure: the plan may hold what a model has no use for."""
+    ends = [(outcome.status == "done", bool(outcome.rows)) for outcome in outcomes]
+    failed = sum(not done for done, _ in ends)
+    empty = sum(done and not rows for done, rows in ends)
+    told = f"{failed} of them failed" if failed else "none of them failed"
+    return f"{told} and {empty} had nothing to measure" if empty else told
 
 
 def _unprepared(conduct: Conduct) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import psutil
 
+from cameraready.amounts import memory
 from cameraready.evidence import specs
 from cameraready.evidence.execution import key
 from cameraready.evidence.execution.ledger import Ledger
@@ -350,7 +351,7 @@ class Plan:
             f"{self.trials} trials, {self.finished} of them already in the ledger; {missing} to run: {lasts}",
             "blocks: " + ", ".join(f"{name} {count}" for name, count in self.blocks.items()),
             "downloads: " + (", ".join(self.downloads) if self.downloads else "none"),
-            f"memory: at most {self.memory_gib:.3g} GiB",
+            f"memory: at most {memory(self.memory_gib * 2**30)}",
             *self.notes,
         ]
         return "\n".join(lines)

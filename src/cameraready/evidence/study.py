@@ -142,7 +142,8 @@ class Untested:
 class Figure:
     """A figure to draw from the rows: median of `y` over blocks against `x`, one line an arm, one panel a workload.
 
-    Among `workloads`, ``"own"`` stands for every workload of the user's; None means every workload.
+    Among `workloads`, ``"own"`` stands for every workload of the user's; None means every workload. Where `x` is measured, and so differs
+    from block to block within a setting, `x_mean_by` names the column of the settings: each is drawn at the mean of its `x`.
     """
 
     title: str
@@ -155,6 +156,7 @@ class Figure:
     log_y: bool = True
     x_title: str = ""
     y_title: str = ""
+    x_mean_by: str = ""
 
 
 @dataclass(frozen=True)

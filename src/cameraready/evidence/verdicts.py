@@ -129,6 +129,9 @@ def evidence(
     try:
         return _evidence(study, frame, measure, workload, where, unavailable)
     except UNCOMPUTABLE as error:
+        here = with_engine_columns(frame.filter(pl.col("workload").cast(pl.String) == workload))
+        if isinstance(error, pl.exceptions.PolarsError) and here.filter(done()).is_empty():
+            return Evidence(untested="no trial of this run returned rows for it")
         return Evidence(untested=why_uncomputable(error))
 
 
@@ -153,11 +156,13 @@ def _evidence(
             rows = _with_columns(rows, where.meta.root_names())
         except MissingColumn as error:
             return Evidence(untested=str(error))
-        kind = rows.select(where.alias("_")).to_series().dtype
+        meets = _meeting(rows, where)
+        kind = meets.dtype
         if kind not in (pl.Boolean, pl.Null):
             return Evidence(untested=f"its `where` is no condition: it gives {kind}, not true or false")
         # A failed trial counts unless its condition rules it out: what it would have returned is unknown, not false.
-        rows = rows.filter(pl.when(done()).then(where.fill_null(False)).otherwise(where.fill_null(True)))
+        meets = meets.cast(pl.Boolean)
+        rows = rows.filter(pl.when(done()).then(meets.fill_null(False)).otherwise(meets.fill_null(True)))
     if rows.is_empty():
         return Evidence(untested="no row of this run meets the claim's condition")
     for column in (study.arms, study.block):
@@ -193,6 +198,20 @@ def _with_columns(rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         return rows.with_columns(pl.lit(None, dtype=pl.Float64).alias(column) for column in missing)
     require_columns(rows, columns)
     return rows
+
+
+def _meeting(rows: pl.DataFrame, where: pl.Expr) -> pl.Series:
+    """`where` of each row; a column without any value, whatever its type, makes the condition unknown (null), not an error."""
+    blank = [name for name in where.meta.root_names() if rows.get_column(name).null_count() == rows.height]
+    typeless = rows.with_columns(pl.lit(None, dtype=pl.Null).alias(name) for name in blank)
+    try:
+        found = typeless.select(where.alias("_")).to_series()
+    except pl.exceptions.PolarsError:
+        if not blank:
+            raise
+        return pl.repeat(None, rows.height, dtype=pl.Boolean, eager=True)
+    # A condition of literals alone is one value.
+    return found if len(found) == rows.height else found.new_from_index(0, rows.height)
 
 
 def _estimated(found: Evidence, measure: Measure) -> Evidence:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cameraready.amounts import memory, weights
 from cameraready.models import ModelError, _loading, gguf, packaged
 
 GIB = 1 << 30
@@ -153,7 +154,7 @@ def cost_of(
     width = _width(config, dtype, device)
     size = size_of(config)
     tokens = prompt_tokens + new_tokens
-    weights, cache = size.parameters * width, cache_bytes(config, tokens=tokens, batch=batch, width=width)
+    held, cache = size.parameters * width, cache_bytes(config, tokens=tokens, batch=batch, width=width)
     activations = activation_bytes(config, tokens=prompt_tokens, batch=batch, width=width)
     machine = machine or machine_of(device)
     rate = machine.flops if width < 4 else machine.flops_32
@@ -172,16 +173,14 @@ def cost_of(
     if limit is not None and tokens > limit:
         notes.append(f"{tokens:,} tokens are more than the {limit:,} the model was made for")
     if getattr(text, "num_experts_per_tok", None):
-        notes.append(
-            f"a token is multiplied with {size.active / 1e9:.2f} of the {size.parameters / 1e9:.2f} thousand million parameters"
-        )
+        notes.append(f"a token is multiplied with {weights(size.active)} of the {weights(size.parameters)} parameters")
     return Cost(
         hours=seconds / 3600,
-        memory_gib=(weights + cache + activations) / GIB,
+        memory_gib=(held + cache + activations) / GIB,
         downloads=_downloads(name, config, size, revision),
         notes=tuple(notes),
         parameters=size.parameters,
-        weights_gib=weights / GIB,
+        weights_gib=held / GIB,
         cache_gib=cache / GIB,
         activation_gib=activations / GIB,
         flops=float(passes * (prefill + decode)),
@@ -364,7 +363,12 @@ def _config_at(where: str, name: str, revision: str | None = None) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
     except Exception as error:
-        raise _loading.explained(error, name) from error
+        told = _loading.explained(error, name)
+        if "cannot be reached" in str(told):
+            told = ModelError(
+                f"{told} To tell the cost no weights are needed: a folder with the model's config.json alone is enough."
+            )
+        raise told from error
 
 
 def _config_of_gguf(path: Path) -> Any:
@@ -395,6 +399,4 @@ def _downloads(name: Any, config: Any, size: Size, revision: str | None) -> tupl
     for file in ("model.safetensors", "model.safetensors.index.json"):
         if isinstance(try_to_load_from_cache(identifier, file, revision=written or revision), str):
             return ()
-    return (
-        f"{identifier} from the Hugging Face hub, about {size.parameters * _own_dtype(config).itemsize / GIB:.1f} GiB",
-    )
+    return (f"{identifier} from the Hugging Face hub, about {memory(size.parameters * _own_dtype(config).itemsize)}",)

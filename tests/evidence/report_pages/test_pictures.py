@@ -131,7 +131,29 @@ def test_zeros_on_a_logarithmic_axis_are_counted_not_hidden():
 def test_a_figure_of_a_missing_column_is_left_out_with_a_note():
     study = a_study(figures=[Figure("t", "budget", "msee")])
     text = "".join(Page(render(a_result(study=study))).words)
-    assert "Left out: figure 't' needs column 'msee'" in text
+    assert "Left out: figure 't' needs column 'msee'; did you mean " in text
+
+
+def test_figures_about_other_workloads_are_one_folded_line():
+    """On a workload of the user's nothing is said of columns that only the shipped ones have."""
+    figures = [
+        Figure("of the user's", "budget", "mse", workloads=["digits", "own"]),
+        Figure("of digits", "budget", "mse", workloads=["digits"]),
+        Figure("of a column that own runs lack", "step", "accuracy_now"),
+    ]
+    own = a_result(("mine.csv",), own=True, study=a_study(figures=figures))
+    page = Page(render(own))
+    text = " ".join("".join(page.words).split())
+    assert "Figures about the shipped workloads are left out (2)" in text
+    assert "Left out:" not in text
+    assert "accuracy_now" not in text
+    assert not page.misnested
+    unmeasured = [*figures, Figure("of the user's, unmeasured", "step", "accuracy_now", workloads=["digits", "own"])]
+    text = "".join(Page(render(replace(own, study=a_study(figures=unmeasured)))).words)
+    assert "Figures about the shipped workloads, or of what was not measured here, are left out (3)" in text
+    assert "accuracy_now" not in text
+    shipped = "".join(Page(render(a_result(("breast-cancer",), study=a_study(figures=figures[:2])))).words)
+    assert "Figures about other workloads are left out (2)" in shipped
 
 
 def test_every_arm_has_a_look_of_its_own():
@@ -209,3 +231,23 @@ def test_the_legend_follows_the_ends_of_the_curves():
     ends = {arm: float(np.median(at_end.filter(pl.col("estimator") == arm)["mse"])) for arm in panels[0].medians}
     expected = sorted(ends, key=lambda arm: -ends[arm])
     assert [style.arm for style in curves.in_curves_order(styles, panels)] == expected
+
+
+def test_a_measured_abscissa_is_drawn_at_the_mean_of_its_setting():
+    rows = pl.DataFrame(
+        {
+            "workload": ["digits"] * 4,
+            "estimator": ["oddshap"] * 4,
+            "instance": [0, 1, 0, 1],
+            "level": ["low", "low", "high", "high"],
+            "strength": [0.1, 0.3, 0.7, 0.9],
+            "mse": [1.0, 3.0, 5.0, 7.0],
+        }
+    )
+    figure = Figure("t", "strength", "mse", x_mean_by="level", log_x=False, log_y=False)
+    (panel,) = curves.figure_panels(figure, a_study(), rows, curves.arm_styles(a_study(), ["oddshap"]), 1)
+    assert panel.xs == pytest.approx([0.2, 0.8])
+    assert panel.medians == {"oddshap": [2.0, 6.0]}
+    assert panel.blocks == 2
+    with pytest.raises(ValueError, match="needs column 'levels'; did you mean level"):
+        curves.figure_panels(replace(figure, x_mean_by="levels"), a_study(), rows, [], 1)

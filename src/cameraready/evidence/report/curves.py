@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import math
@@ -68,11 +69,11 @@ def figure_panels(
     ValueError
         If the rows lack a column that the figure names.
     """
-    for column in (figure.x, figure.y, study.arms, study.block):
+    for column in (figure.x, figure.y, study.arms, study.block, *([figure.x_mean_by] if figure.x_mean_by else [])):
         if column not in rows.columns:
-            raise ValueError(
-                f"figure {figure.title!r} needs column {column!r}; the rows have {', '.join(rows.columns)}"
-            )
+            near = difflib.get_close_matches(column, rows.columns, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "no row of this run has it"
+            raise ValueError(f"figure {figure.title!r} needs column {column!r}; {hint}")
     table = rows if figure.where is None else rows.filter(figure.where)
     if figure.workloads is not None:
         wanted = set(figure.workloads)
@@ -82,6 +83,8 @@ def figure_panels(
     table = table.filter(
         pl.col(figure.y).is_not_null() & pl.col(figure.x).is_not_null() & pl.col(study.arms).is_not_null()
     )
+    if figure.x_mean_by:
+        table = table.with_columns(pl.col(figure.x).mean().over("workload", figure.x_mean_by))
     panels = []
     for index, workload in enumerate(table["workload"].unique(maintain_order=True).to_list()):
         curves = _curves(table.filter(pl.col("workload") == workload), figure, study)

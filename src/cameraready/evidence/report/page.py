@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from cameraready.evidence.outcomes import Verdict
 from cameraready.evidence.report import charts, drawing, forest, tables, wording
 from cameraready.evidence.report.curves import Panel, Style, arm_styles, figure_panels, in_curves_order, swatch
 from cameraready.evidence.report.outlook import outlook
-from cameraready.evidence.study import Claim, Study, Untested
+from cameraready.evidence.study import Claim, Figure, Study, Untested
 
 if TYPE_CHECKING:
     from cameraready.evidence.results import Result
@@ -63,17 +63,21 @@ class FigureView:
     panels: list[Panel]
     legend: list[tuple[Markup, Style]]
     left_out: str = ""  # why there is nothing to draw
+    elsewhere: bool = False  # it is about workloads that the run did not have, or that are measured otherwise
 
 
 def render_page(result: Result) -> str:
     """The page of a run, one HTML document."""
     claims = claim_views(result.study, result.claims_shown, rows=result.rows)
+    figures = figure_views(result)
     return _template("page.html.j2").render(
         result=result,
         claims=claims,
         places=wording.places(v.workload for v in result.claims),
         forest=forest.grow({claim.label: claim for claim in result.study.claims}, result.claims),
-        figures=figure_views(result),
+        figures=[figure for figure in figures if not figure.elsewhere],
+        figures_elsewhere=[figure.title for figure in figures if figure.elsewhere],
+        whose=_whose(result, [f for f, view in zip(result.study.figures, figures, strict=True) if view.elsewhere]),
         cost=tables.cost(result.study, result.rows),
         failures=tables.failure_groups(result.failures),
         failures_shown=FAILURES_SHOWN,
@@ -226,8 +230,30 @@ def figure_views(result: Result) -> list[FigureView]:
             left_out = left_out or "no finished trial of this run measured what it shows"
         legend = [(Markup(swatch(style)), style) for style in in_curves_order(styles, panels)]
         x_title, y_title = figure.x_title or figure.x, figure.y_title or figure.y
-        views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out))
+        elsewhere = not panels and (_all_own(result) or _is_about_others(figure, result))
+        views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out, elsewhere))
     return views
+
+
+def _is_about_others(figure: Figure, result: Result) -> bool:
+    """Whether a figure is about workloads that the run did not have."""
+    if figure.workloads is None:
+        return False
+    names = {workload.get("name") for workload in result.workloads}
+    own = "own" in figure.workloads and any(workload.get("own") for workload in result.workloads)
+    return bool(names) and not own and not names.intersection(figure.workloads)
+
+
+def _whose(result: Result, left_out: Sequence[Figure]) -> str:
+    """What the figures that a page leaves out without a word on each are about."""
+    if not _all_own(result):
+        return "about other workloads"
+    here = any(figure.workloads is not None and "own" in figure.workloads for figure in left_out)
+    return "about the shipped workloads" + (", or of what was not measured here," if here else "")
+
+
+def _all_own(result: Result) -> bool:
+    return bool(result.workloads) and all(workload.get("own") for workload in result.workloads)
 
 
 def _covers(result: Result) -> list[tuple[str, str]]:

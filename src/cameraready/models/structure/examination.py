@@ -19,6 +19,7 @@ from cameraready.models.structure.probing import (
     Flow,
     Observation,
     observe,
+    quietly,
     relative_error,
     settle,
     tolerance_of,
@@ -77,6 +78,13 @@ def _find(parts: Anatomy, model: nn.Module, config: Any, fingerprint: tuple[Any,
         watched += [part.module for part in (layer.attention, layer.mlp) if part is not None]
     with contextlib.nullcontext() if parts.rotary_source is None else parts.rotary_source.kept():
         seen = observe(model, dict.fromkeys(watched), parts.vocab_size)
+    with quietly(model):  # what is computed again below is computed as it was: without dropout
+        return _findings(parts, model, config, fingerprint, seen)
+
+
+def _findings(
+    parts: Anatomy, model: nn.Module, config: Any, fingerprint: tuple[Any, ...], seen: Observation
+) -> _Findings:
     name = type(parts.model).__name__
     window = getattr(config, "sliding_window", None)
     attentions: list[_Settled | None] = []

@@ -1,0 +1,57 @@
+"""What docs/own-data.md says of judging, tasks and objects is so."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+TEXT = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "right"),
+    [
+        ("1000", "That makes 1,000.0", True),
+        ("7", "12 - 5 = 7", True),
+        ("7", "it is 7, not 5", False),
+        ("-3.", "so -3", True),
+        ("1,000", "1000", True),
+        ("7", "7" + "." * 20_001, False),
+        ("Paris", "It is paris.", True),
+        ("Paris", "a Parisian", False),
+        ("Paris", "London, Paris, Rome", True),
+        ('"New  York."', "in new york, I think", True),
+        ("50 %", "50", False),
+        ("50 %", "it is 50 % or 60 %", True),
+        ("1/2", "0.5", False),
+    ],
+)
+def test_an_answer_is_judged_as_the_page_says(answer, text, right):
+    tasks = pytest.importorskip("cameraready.lm._tasks")
+    (problem,) = tasks.own([("?", answer)])
+    assert problem.check(text) is right
+
+
+def test_every_task_stands_in_the_table():
+    workload = pytest.importorskip("cameraready.lm._workload")
+    table = TEXT[TEXT.index("| `--tasks`") : TEXT.index("Where a study lets")]
+    named = set(re.findall(r"`([a-z_-]+(?::NAME)?)`", table))
+    wanted = {*workload.RETRIEVAL, *workload.REASONING, f"{workload.LM_EVAL}NAME", f"{workload.GYM}NAME", "own"}
+    assert wanted <= named
+
+
+def test_the_world_of_the_page_opens(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from cameraready.evidence.specs import parse
+    from cameraready.posttraining._workload import ACCEPTS, open_posttraining
+
+    (code,) = re.findall(r"```python\n(# in world.py.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "world.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        task = open_posttraining(parse("world:task", shipped=(), accepts=ACCEPTS))
+    finally:
+        sys.modules.pop("world", None)
+    assert (task.prompts, task.completions) == (17, 100)
+    assert int(task.correct.sum()) == 98  # all pairs but those with the sums 0 and 18
