@@ -169,7 +169,8 @@ def test_epsilons_that_the_band_replaces_are_named(tmp_path):
         made(tmp_path, settings={"epsilon_high": 0.28})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        made(tmp_path, settings={"epsilon_high": 0.28}, divergence=None)
+        kept = made(tmp_path, settings={"epsilon_high": 0.28}, divergence=None)
+    assert (kept.epsilon_low, kept.epsilon_high) == (0.2, 0.28), "without the band the config's clip is what acts"
 
 
 def test_the_component_needs_no_trl_until_a_trainer_is_asked_for():

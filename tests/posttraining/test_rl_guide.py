@@ -1,13 +1,12 @@
 """The guide "Reading an RL run": its code does on a model what the page says, and its numbers are the shipped results."""
 
-import json
 import re
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from cameraready.models import open_model, tiny_model, tiny_tokenizer
+from tests.guides import measured_lines, not_shown
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("trl")
@@ -83,11 +82,6 @@ MEASURED = {
 @pytest.mark.parametrize("heading", MEASURED)
 def test_every_number_is_a_shipped_result_with_its_verdict(heading):
     method, wanted = MEASURED[heading]
-    section = GUIDE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|") and "[" in line]
+    lines = measured_lines(GUIDE, heading)
     assert len(lines) == len(wanted)
-    saved = json.loads((resources.files(f"cameraready.posttraining.{method}") / "results.json").read_text())
-    claims = {(claim["label"], claim["workload"]): claim for claim in saved["claims"]}
-    for claim in (claims[key] for key in wanted):
-        shown = f"{claim['estimate']:.3g} [{claim['low']:.3g}, {claim['high']:.3g}]"
-        assert [line for line in lines if shown in line and f"| {claim['verdict']} |" in line], (claim["label"], shown)
+    assert not_shown(lines, f"cameraready.posttraining.{method}", wanted) == []
