@@ -1,0 +1,136 @@
+"""Models as torchcfm, flow_matching and diffusers call them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cameraready.flows._adapters.velocity import Reading, Velocity, velocity_of
+from cameraready.flows._paths import LINEAR, DiscretePath, Kind, Path, time_like
+
+
+def from_torchcfm(model: nn.Module, *, path: Path = LINEAR) -> Velocity:
+    """A model of torchcfm's convention: 0 is noise, called as ``model(t, x, y)``, or (its small networks) with ``t`` as last column of ``x``.
+
+    Its conditional flow matchers with ``sigma = 0`` have the linear path, its variance-preserving one `cameraready.flows._paths.CosinePath`.
+    A network wrapped for torchdyn (``torch_wrapper``) is unwrapped, since the wrapper takes no batch of times.
+    """
+    inner = getattr(model, "model", None)
+    if isinstance(inner, nn.Module) and len(_parameters(inner)) == 1:
+        model = inner
+    if len(_parameters(model)) > 1:
+        return velocity_of(model, call="t,x", path=path)
+    return Velocity(_with_time_column, model, Reading(path=path, model_path=path))
+
+
+def from_flow_matching(model: Callable[..., Tensor], *, label: str = "y", path: Path = LINEAR) -> Velocity:
+    """A ``ModelWrapper`` (or callable) of flow_matching: 0 is noise, called as ``model(x=x, t=t, **extras)``.
+
+    Parameters
+    ----------
+    model : ModelWrapper or callable
+    label : str
+        The name of the extra that takes labels.
+    path : Path
+        Linear for its ``CondOTScheduler``, `cameraready.flows._paths.CosinePath` for its ``CosineScheduler``.
+    """
+
+    def ask(model: Callable[..., Tensor], x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        return model(x=x, t=t) if y is None else model(x=x, t=t, **{label: y})
+
+    return Velocity(ask, model, Reading(path=path, model_path=path))
+
+
+def from_diffusers(
+    model: nn.Module,
+    scheduler: Any,
+    *,
+    time_scale: float | None = None,
+    path: Path = LINEAR,
+    eps: float | None = None,
+    **call_kwargs: Any,
+) -> Velocity:
+    """A transformer or UNet of diffusers, read as its scheduler reads it.
+
+    Parameters
+    ----------
+    model : module
+        Its states come first, its time is called ``timestep``; labels go to ``class_labels`` where it has that.
+    scheduler : diffusers scheduler
+        A flow scheduler (``FlowMatchEulerDiscreteScheduler`` and those made with ``flow_prediction``): velocity from data to noise on the linear path. One with
+        ``alphas_cumprod``: predictions ``epsilon``, ``sample`` or ``v_prediction`` on its own variance-preserving path, between whose timesteps it is
+        made continuous. Only the path is read: shifts and spacings belong to the grid of times, which the sampler is given.
+    time_scale : float, optional
+        What the noise level is multiplied by for the model: the scheduler's ``num_train_timesteps``, or 1 for models of Flux's kind (with ids of image positions),
+        which multiply themselves.
+    path : Path
+        On which the velocity is wanted; linear by default, on which Euler's method is exactly DDIM.
+    eps : float, optional
+        As in `velocity_of`.
+    **call_kwargs
+        Whatever else the model takes in every call: ``encoder_hidden_states``, ``pooled_projections``, ``img_ids``, ``guidance``, with this batch size.
+
+    Raises
+    ------
+    ValueError
+        A scheduler whose path cannot be told, a prediction type that is not known.
+    """
+    config = getattr(scheduler, "config", None)
+    if config is None:
+        raise ValueError(f"expected one of diffusers' schedulers, got {type(scheduler).__name__}")
+    accepted = _parameters(model)
+    levels = config.get("num_train_timesteps", 1000)
+    prediction = config.get("prediction_type", "flow_prediction")
+    discrete = getattr(scheduler, "alphas_cumprod", None)
+    kinds: dict[str, Kind] = {"epsilon": "noise", "sample": "x1", "v_prediction": "x1", "flow_prediction": "velocity"}
+    if prediction not in kinds or (prediction == "flow_prediction") != _is_flow(scheduler):
+        raise ValueError(
+            f"{type(scheduler).__name__} with prediction_type={prediction!r} is not known; give a flow scheduler, or one with alphas_cumprod "
+            "that predicts epsilon, sample or v_prediction, or describe the model to velocity_of"
+        )
+    if config.get("invert_sigmas"):
+        raise ValueError("schedulers with invert_sigmas are not read; describe the model to velocity_of")
+    model_path: Path = LINEAR if prediction == "flow_prediction" else DiscretePath.of(discrete)
+    if time_scale is None:
+        itself = any(name in accepted for name in ("img_ids", "img_shapes"))
+        time_scale = levels - 1 if isinstance(model_path, DiscretePath) else 1.0 if itself else levels
+    learnt_variance = str(config.get("variance_type", "")).startswith("learned")
+
+    def ask(model: nn.Module, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        extra = dict(call_kwargs)
+        if y is not None:
+            if "class_labels" not in accepted:
+                raise ValueError(
+                    f"{type(model).__name__} takes no class_labels; give what it is conditioned on when it is adapted"
+                )
+            extra["class_labels"] = y
+        output = model(x, timestep=t, return_dict=False, **extra)[0]
+        if learnt_variance and output.shape[1] == 2 * x.shape[1]:
+            output = output.chunk(2, dim=1)[0]
+        if prediction == "v_prediction":  # alpha noise - sigma x1 (Salimans and Ho, 2022, arXiv:2202.00512, Appendix D)
+            at = time_like(1 - t / time_scale, x)
+            output = (model_path.alpha(at) * x - model_path.sigma(at) * output).to(output.dtype)
+        return output
+
+    reading = Reading(kinds[prediction], "data_to_noise", path, model_path, float(time_scale), torch.float32, eps)
+    return Velocity(ask, model, reading)
+
+
+def _with_time_column(model: nn.Module, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+    if y is not None:
+        raise ValueError("this network takes no labels: its only argument is the state with the time as last column")
+    return model(torch.cat([x, t[:, None]], dim=1))
+
+
+def _parameters(model: Any) -> tuple[str, ...]:
+    """Names of the arguments of a model's call."""
+    return tuple(inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters)
+
+
+def _is_flow(scheduler: Any) -> bool:
+    config = scheduler.config
+    return bool(config.get("use_flow_sigmas")) or (not hasattr(scheduler, "alphas_cumprod") and "shift" in config)
