@@ -318,16 +318,18 @@ class _Worker:
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> None:
         self.call += 1
-        call = self.call
         try:
             future = self._schedule(function, args, timeout)
         except (RuntimeError, BrokenProcessPool):
             # The worker was killed while it had nothing to do. The next one has nothing open yet.
+            task = self.task
             self.dismiss()
-            if function is not open_workload and self.task is not None and self.task.workload:
-                self.begin(self.task)
+            self.task = task
+            if function is not open_workload and task is not None and task.workload:
+                self.begin(task)
                 return
             future = self._schedule(function, args, timeout)
+        call = self.call
         self._started = time.monotonic()
         self._future = future
         future.add_done_callback(lambda done: self.crew.events.put((self, call, done)))

@@ -64,6 +64,7 @@ class Undertaker:
     """Knows the living worker processes of a run, and sees to it that they do not outlive the driver."""
 
     def __init__(self) -> None:
+        self._telling = threading.Lock()  # workers are buried by several threads at once
         self._process: subprocess.Popen[str] | None = None
         if os.name == "posix":
             self._process = subprocess.Popen(
@@ -92,7 +93,7 @@ class Undertaker:
 
     def _tell(self, line: str) -> None:
         if self._process is not None:
-            with contextlib.suppress(OSError):
+            with self._telling, contextlib.suppress(OSError):
                 print(line, file=self._process.stdin, flush=True)
 
 
