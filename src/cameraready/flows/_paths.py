@@ -222,7 +222,7 @@ def convert(
             f"the prediction has shape {tuple(prediction.shape)} and the state {tuple(x.shape)}; they must be the same"
         )
     if source == target:
-        return prediction
+        return prediction.to(x.dtype)
     dtype, t = x.dtype, time_like(t, x)
     work = torch.promote_types(dtype, torch.float32)
     prediction, x = prediction.to(work), x.to(work)
@@ -274,7 +274,7 @@ def reparametrise_path(velocity: Callable[..., Tensor], source_path: Path, targe
     def moved(x: Tensor, t: Time, y: Tensor | None = None) -> Tensor:
         time, u, scale = matching_time(t, x, source_path, target_path)
         z = (x / scale).to(x.dtype)
-        there = velocity(z, _flat(u), y)
+        there = velocity(z, _flat(u)) if y is None else velocity(z, _flat(u), y)
         x1 = convert(there, z, _flat(u), source="velocity", target="x1", path=source_path)
         noise = convert(there, z, _flat(u), source="velocity", target="noise", path=source_path)
         return (target_path.d_alpha(time) * x1 + target_path.d_sigma(time) * noise).to(x.dtype)

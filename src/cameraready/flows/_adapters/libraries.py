@@ -87,7 +87,8 @@ def from_diffusers(
     prediction = config.get("prediction_type", "flow_prediction")
     discrete = getattr(scheduler, "alphas_cumprod", None)
     kinds: dict[str, Kind] = {"epsilon": "noise", "sample": "x1", "v_prediction": "x1", "flow_prediction": "velocity"}
-    if prediction not in kinds or (prediction == "flow_prediction") != _is_flow(scheduler):
+    flow = _is_flow(scheduler)
+    if prediction not in kinds or (prediction == "flow_prediction") != flow or (discrete is None and not flow):
         raise ValueError(
             f"{type(scheduler).__name__} with prediction_type={prediction!r} is not known; give a flow scheduler, or one with alphas_cumprod "
             "that predicts epsilon, sample or v_prediction, or describe the model to velocity_of"

@@ -177,6 +177,7 @@ def velocity_of(
 
     Examples
     --------
+    >>> import torch
     >>> v = velocity_of(lambda x, s: -x, direction="data_to_noise")
     >>> v(torch.ones(2, 3), 0.25).shape, v.calls
     (torch.Size([2, 3]), 1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cameraready.flows._molecules.drugs import _quiet, needs_extra
+from cameraready.flows._molecules.drugs import needs_extra, quietly
 
 #: Columns of `properties`, in order: quantitative estimate of drug-likeness (0 to 1), synthetic accessibility (1 easy to 10 hard),
 #: octanol-water partition (log P), polar surface (square angstrom), weight (dalton), share of carbons that are sp3.
@@ -30,7 +30,8 @@ def synthetic_accessibility() -> Callable[[Any], float]:
     except ImportError:
         raise ImportError(
             "this rdkit has no Contrib/SA_Score, which scores synthetic accessibility; rdkit's wheel has it: "
-            'pip install "cameraready[flows-molecules]"', name="rdkit",
+            'pip install "cameraready[flows-molecules]"',
+            name="rdkit",
         ) from None
     return sascorer.calculateScore  # type: ignore[no-any-return]
 
@@ -38,16 +39,21 @@ def synthetic_accessibility() -> Callable[[Any], float]:
 def properties(smiles: Iterable[str]) -> Tensor:
     """(N, 6) float64, the columns of `NAMES`; NaN in the row of a text that is no molecule, or an empty one."""
     needs_extra()
-    from rdkit import Chem, RDLogger
+    from rdkit import Chem
     from rdkit.Chem import QED, Crippen, Descriptors, rdMolDescriptors
 
     accessibility = synthetic_accessibility()
     measures = (
-        QED.qed, accessibility, Crippen.MolLogP, rdMolDescriptors.CalcTPSA, Descriptors.MolWt, rdMolDescriptors.CalcFractionCSP3,
+        QED.qed,
+        accessibility,
+        Crippen.MolLogP,
+        rdMolDescriptors.CalcTPSA,
+        Descriptors.MolWt,
+        rdMolDescriptors.CalcFractionCSP3,
     )
     known: dict[str, list[float]] = {}
     rows = []
-    with _quiet(RDLogger):
+    with quietly():
         for text in smiles:
             if text not in known:
                 molecule = Chem.MolFromSmiles(text) if text else None

@@ -20,7 +20,7 @@ def adaptive(
     start: float = 0.0,
     end: float = 1.0,
     y: Tensor | None = None,
-    max_calls: int | None = None,
+    max_calls: int = 10_000,
 ) -> Sampled:
     """Integrate with steps chosen by torchdiffeq to a tolerance, one step size for the whole batch.
 
@@ -34,8 +34,8 @@ def adaptive(
         Any of its adaptive methods: ``dopri5``, ``bosh3``, ``dopri8``, ``adaptive_heun``, ``fehlberg2``.
     start, end : float
         In [0, 1] and different; `end` below `start` inverts.
-    max_calls : int, optional
-        Evaluations after which to give up.
+    max_calls : int
+        Evaluations after which to give up: a velocity that jumps would be followed for ever.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def adaptive(
     asked = Counted(velocity, x, y)
 
     def f(t: Tensor, state: Tensor) -> Tensor:
-        if max_calls is not None and asked.calls >= max_calls:
+        if asked.calls >= max_calls:
             raise RuntimeError(
                 f"{method} had not come to t = {end:g} with rtol={rtol:g}, atol={atol:g} after {max_calls} evaluations (at t = {float(t):.6g})"
             )

@@ -82,6 +82,10 @@ def _prepared(scheduler: Any, sigmas: Tensor, first_noise: float | None) -> Any:
     if multistep:
         levels = levels.clone()
         levels[0] = min(float(levels[0]), 1 - 1e-6 if first_noise is None else first_noise)
+        if levels[0] <= levels[1]:
+            raise ValueError(
+                f"the first noise level is taken as {float(levels[0]):g}, which is not above the second, {float(levels[1]):g}; give a larger first_noise"
+            )
     stepper.set_timesteps(count)
     timesteps = levels[:-1] * stepper.config.num_train_timesteps
     if stepper.order == 2:

@@ -20,20 +20,17 @@ SCHEDULERS = ("euler", "heun", "dpm++2m", "unipc")
 def evaluations(method: str, steps: int, *, scheduler: bool = False) -> int:
     """How often `sample` (or, with ``scheduler=True``, `scheduler_sample`) asks the velocity in `steps` steps of `method`."""
     check_steps(steps)
-    if scheduler:
-        if method not in SCHEDULERS:
-            raise ValueError(f"there is no scheduler {method!r}; choose one of {', '.join(SCHEDULERS)}")
-        return 2 * steps - 1 if method == "heun" else steps
-    return stages_of(method) * steps
+    stages = stages_of(method, scheduler)
+    return 2 * steps - 1 if scheduler and method == "heun" else stages * steps
 
 
 def steps_for(method: str, nfe: int, *, scheduler: bool = False) -> int | None:
     """The number of steps that costs exactly `nfe` evaluations, or None where the budget does not divide."""
     if nfe < 1:
         raise ValueError(f"a budget is at least one evaluation, got {nfe}")
+    stages = stages_of(method, scheduler)
     if scheduler and method == "heun":
         return (nfe + 1) // 2 if nfe % 2 else None
-    stages = 1 if scheduler else stages_of(method)
     return nfe // stages if nfe % stages == 0 else None
 
 
@@ -120,7 +117,9 @@ def _move(asked: Counted, state: Tensor, v: Tensor, t: float, h: float, method: 
     return (v + 2 * second + 2 * third + asked(state + h * third, t + h)) / 6
 
 
-def stages_of(method: str) -> int:
-    if method not in STAGES:
-        raise ValueError(f"there is no method {method!r}; choose one of {', '.join(STAGES)}")
-    return STAGES[method]
+def stages_of(method: str, scheduler: bool = False) -> int:
+    """Evaluations of a step; of one of diffusers' schedulers those of a first step."""
+    known, what = (SCHEDULERS, "scheduler") if scheduler else (STAGES, "method")
+    if method not in known:
+        raise ValueError(f"there is no {what} {method!r}; choose one of {', '.join(known)}")
+    return 1 if scheduler else STAGES[method]

@@ -26,13 +26,13 @@ class Checkpoint:
         None keeps nothing.
     settings : JSON value
         Of the training; a file that another training left is told on stderr and not used.
-    every : float
-        Seconds between two savings.
+    every : float, optional
+        Seconds between two savings, by default 20.
     """
 
-    def __init__(self, path: Path | None, settings: Any, *, every: float = EVERY):
+    def __init__(self, path: Path | None, settings: Any, *, every: float | None = None):
         self.path = path
-        self.every = every
+        self.every = EVERY if every is None else every
         self._digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         self._saved = time.monotonic()
 

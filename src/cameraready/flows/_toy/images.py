@@ -59,7 +59,8 @@ def patches(n: int, size: int = 8, seed: int = 0, split: Split = "all") -> Tenso
     seed : int
         Of the places.
     split : {"all", "train", "test"}
-        From everywhere, or from the left 80 or the right 20 percent of each photograph, which share no pixel.
+        From everywhere, or from the left 80 or the right 20 percent of each photograph, which share no pixel. They show different things: the laws differ (squared
+        energy distance 0.70 at size 8, against 0.34 from the train split to its Gaussian clone). For draws of the same law take another seed instead.
 
     Returns
     -------

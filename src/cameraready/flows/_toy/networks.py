@@ -134,9 +134,7 @@ class MLPVelocity(nn.Module):
         self.fourier, self.extra, self.times = fourier, extra, times
         inputs = dim + extra + times * 2 * fourier
         widths = [inputs, *[width] * depth]
-        self.layers = nn.ModuleList(
-            linear(a, b, g, gain=math.sqrt(2)) for a, b in pairwise(widths)
-        )
+        self.layers = nn.ModuleList(linear(a, b, g, gain=math.sqrt(2)) for a, b in pairwise(widths))
         self.last = linear(width, dim, g)
         self.table = embedding(classes + 1, width, g) if classes else None
 

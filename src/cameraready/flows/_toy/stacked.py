@@ -76,9 +76,7 @@ class StackedMLP(nn.Module):
         generators = [torch.Generator().manual_seed(s) for s in numbers]
         widths = [dim + extra + times * 2 * fourier, *[width] * depth]
         gain = math.sqrt(2)
-        self.layers = nn.ModuleList(
-            StackedLinear(generators, a, b, gain=gain) for a, b in pairwise(widths)
-        )
+        self.layers = nn.ModuleList(StackedLinear(generators, a, b, gain=gain) for a, b in pairwise(widths))
         self.last = StackedLinear(generators, width, dim)
         self.table = None
         if classes:

@@ -110,8 +110,8 @@ def fit(
         optimizer.zero_grad(set_to_none=True)
         value = loss(net, generator)
         total = value.sum()
-        if not math.isfinite(float(total)):
-            raise FloatingPointError(f"the loss is {float(total)} at step {step}: lower the learning rate (lr={lr})")
+        if not math.isfinite(reached := float(total.detach())):
+            raise FloatingPointError(f"the loss is {reached} at step {step}: lower the learning rate (lr={lr})")
         total.backward()
         if isinstance(net, StackedMLP):
             clip_per_seed(weights.values(), clip)

@@ -182,7 +182,17 @@ class SideNet(_Side):
         Returns
         -------
         (B, C, H, W) tensor
+
+        Raises
+        ------
+        ValueError
+            States of another shape.
         """
+        channels = self._settings["in_channels"]
+        if x.dim() != 4 or x.shape[1] != channels:
+            raise ValueError(
+                f"this SideNet is for images (B, {channels}, H, W), got {tuple(x.shape)}; for vectors and packed latents there is MLPSideNet"
+            )
         condition = self.condition(t, h, y)
         hidden = self.stem(torch.cat([x, v], dim=1))
         for block in self.blocks:
@@ -233,6 +243,8 @@ class MLPSideNet(_Side):
 
     def forward(self, x: Tensor, v: Tensor, t: Tensor, h: Tensor, y: Tensor | None = None) -> Tensor:
         """As of `SideNet.forward`, with `x` and `v` (B, D) or (B, L, D)."""
+        if x.dim() < 2 or x.shape[-1] != self._settings["dim"]:
+            raise ValueError(f"this SideNet is for states (B, ..., {self._settings['dim']}), got {tuple(x.shape)}")
         shape = (-1, *[1] * (x.dim() - 1))
         condition = self.condition(t, h, y)
         condition = condition.view(x.shape[0], *[1] * (x.dim() - 2), -1)

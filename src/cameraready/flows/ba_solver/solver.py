@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cameraready.flows._paths import check_finite
-from cameraready.flows._samplers import Sampled, _Counted, _grid_of
+from cameraready.flows._samplers.asking import Counted, Sampled, grid_of
 from cameraready.flows.ba_solver.quadrature import BAConfig
 from cameraready.flows.ba_solver.stepping import Half, Reading, Side, Stepper
 
@@ -93,7 +93,7 @@ def ba_sample(
         A velocity or a prediction that is not finite.
     """
     config = config or BAConfig()
-    grid = _grid_of(steps, times)
+    grid = grid_of(steps, times)
     network = _Network(velocity, noise, y, config)
     stepper = Stepper(side, grid.tolist(), config)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def ba_invert(
     ValueError
         As `ba_sample`; also a falling grid.
     """
-    grid = _grid_of(steps, times)
+    grid = grid_of(steps, times)
     if grid[0] > grid[-1]:
         raise ValueError("give the grid as for sampling, with rising times; ba_invert runs it backwards itself")
     return ba_sample(
@@ -158,7 +158,7 @@ class _Network:
 
     def __init__(self, velocity: Callable[..., Tensor], x: Tensor, y: Tensor | None, config: BAConfig) -> None:
         self.config, self.y = config, y
-        self._plain = _Counted(velocity, x, y)
+        self._plain = Counted(velocity, x, y)
         if y is not None and len(y) != len(x):
             raise ValueError(f"there are {len(y)} labels for {len(x)} states")
         if config.guidance != 1.0:
@@ -166,7 +166,7 @@ class _Network:
                 raise ValueError(f"guidance={config.guidance} needs labels: give y")
             assert config.null_label is not None
             self.null = torch.full_like(y, config.null_label)
-            self._both = _Counted(velocity, x, torch.cat([y, self.null]))
+            self._both = Counted(velocity, x, torch.cat([y, self.null]))
 
     @property
     def calls(self) -> int:

@@ -24,6 +24,8 @@ from cameraready.flows.ba_solver.stepping import working_dtype
 
 #: The least room for a step, so that a chain that has come to an end of time goes on.
 ROOM = 1e-5
+#: Own samples of the backbone that are drawn at once.
+OWN_BATCH = 64
 _NODES = open_rule(3)
 
 
@@ -68,7 +70,7 @@ def train_sidenet(
     clip: float = 1.0,
     label_dropout: float = 0.1,
     null_label: int | None = None,
-    path: Path = LinearPath(),
+    path: Path = LinearPath(),  # noqa: B008 (a constant)
     own_samples: int = 1024,
     own_steps: int = 20,
     generator: torch.Generator | None = None,
@@ -88,10 +90,10 @@ def train_sidenet(
     velocity : callable ``v(x, t, y=None)``
         The frozen flow, 0 noise and 1 data; `t` comes as a (B,) tensor.
     side : nn.Module
-        A `SideNet`, `MLPSideNet`, or any ``side(x, v, t, h, y)``; changed in place.
+        A `SideNet`, `MLPSideNet`, or any ``side(x, v, t, h, y)`` with weights; changed in place.
     data : (N, ...) tensor, iterable, or None
         Data to start chains between, an iterable of batches (``x`` or ``(x, y)``; it is begun again when it ends), or None: the backbone's
-        own samples, `own_samples` of `shape`, drawn with `own_steps` steps of Heun.
+        own samples, `own_samples` of `shape`, drawn with `own_steps` steps of Heun on the device of `side`, float32.
     labels : (N,) tensor of int64, optional
         Beside `data`; with ``data=None`` the labels to draw samples for, in turn.
     shape : tuple of int
@@ -142,7 +144,12 @@ def train_sidenet(
     settings = {"chain": chain, "h_rate": h_rate, "batch": batch, "lr": lr, "ema": ema, "clip": clip}
     optimizer = torch.optim.AdamW(side.parameters(), lr=lr, weight_decay=0.0)
     average = {name: value.detach().clone() for name, value in side.state_dict().items()}
-    drawn = _batches(asked, data, labels, shape, batch, own_samples, own_steps, generator)
+    if data is None:
+        weight = next(side.parameters(), torch.empty(0))
+        data, labels = _own(asked, shape, labels, own_samples, own_steps, generator, weight.device)
+    elif shape is not None:
+        raise ValueError("shape goes with data=None; data have their own")
+    drawn = _batches(data, labels, batch, generator)
     done = Progress()
     if checkpoint is not None and File(checkpoint).is_file():
         done = load(File(checkpoint), side, average, optimizer, generator, settings)
@@ -256,20 +263,12 @@ class _Asked:
 
 
 def _batches(
-    asked: _Asked,
-    data: Tensor | Iterable[Tensor | tuple[Tensor, Tensor]] | None,
+    data: Tensor | Iterable[Tensor | tuple[Tensor, Tensor]],
     labels: Tensor | None,
-    shape: tuple[int, ...] | None,
     batch: int,
-    own_samples: int,
-    own_steps: int,
     generator: torch.Generator,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Batches of data with their labels, without end."""
-    if data is None:
-        data, labels = _own(asked, shape, labels, own_samples, own_steps, generator)
-    elif shape is not None:
-        raise ValueError("shape goes with data=None; data have their own")
     if isinstance(data, Tensor):
         if data.dim() < 2 or len(data) == 0 or not data.is_floating_point():
             raise ValueError(
@@ -310,16 +309,20 @@ def _own(
     count: int,
     steps: int,
     generator: torch.Generator,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor | None]:
-    """Samples of the backbone, with the labels that they were drawn for."""
+    """Samples of the backbone, with the labels that they were drawn for, a few at a time."""
     if shape is None:
         raise ValueError("without data give shape, that of one sample, to start from the backbone's own samples")
     seed = int(torch.randint(2**62, (), generator=generator))  # whatever is drawn later is the same when resumed
-    noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
-    y = None if labels is None else labels[torch.arange(count) % len(labels)]
-    found = sample(asked.velocity, noise, times=grid(steps), method="heun", y=y)
-    asked.calls += found.calls
-    return found.x, y
+    noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed)).to(device)
+    y = None if labels is None else labels.to(device)[torch.arange(count, device=device) % len(labels)]
+    found = []
+    for rows in torch.arange(count, device=device).split(OWN_BATCH):
+        drawn = sample(asked.velocity, noise[rows], times=grid(steps), method="heun", y=None if y is None else y[rows])
+        asked.calls += drawn.calls
+        found.append(drawn.x)
+    return torch.cat(found), y
 
 
 def _averaged(average: dict[str, Tensor], side: nn.Module, decay: float) -> None:

@@ -132,7 +132,13 @@ class ExactTilt:
         log_prior = torch.where(scores.valid, base.log_weights, -torch.inf)
         if isinstance(objective, AugmentedLagrangian) and objective.penalty_form == "expectation":
             price = optimal_price(
-                log_prior, scores.reward, scores.constraint, objective.bound, kl, shift=objective.multiplier, rho=objective.penalty
+                log_prior,
+                scores.reward,
+                scores.constraint,
+                objective.bound,
+                kl,
+                shift=objective.multiplier,
+                rho=objective.penalty,
             )
             tilt = scores.reward - (scores.constraint - objective.bound) @ price
         else:
@@ -188,9 +194,7 @@ class Optimum:
     objective: float
 
 
-def exact_optimum(
-    prior: WeightedPoints, reward: Score | None, constraint: Any, bound: Any, *, kl: float
-) -> Optimum:
+def exact_optimum(prior: WeightedPoints, reward: Score | None, constraint: Any, bound: Any, *, kl: float) -> Optimum:
     """The law that max E[r] - alpha KL(p || p_pre) subject to E[c] <= B asks for, on points, by its dual.
 
     Parameters
@@ -266,31 +270,39 @@ def optimal_price(
         value = kl * torch.logsumexp(tilted, 0) + 0.5 * (stiffness * (mu + shift).square()).sum()
         return value, torch.softmax(tilted, 0)
 
-    mu = torch.zeros(m, dtype=torch.float64)
+    mu = (-shift).clamp(min=0)  # what the last round ended with
     value, weights = dual(mu)
+    close = 0
     scale = over.abs().amax(0).clamp(min=1e-300)
-    for _ in range(500):
+    for _ in range(200):
         mean = weights @ over
         slope = stiffness * (mu + shift) - mean
         free = (mu > 0) | (slope < 0)
-        if float((slope * free / scale).abs().max()) <= tolerance:
+        if close == 3 or float((slope * free / scale).abs().max()) <= tolerance:
             return mu
         centred = over - mean
         curvature = (centred * weights.unsqueeze(-1)).T @ centred / kl + torch.diag(stiffness)
         curvature = curvature + 1e-14 * torch.diag(curvature.diagonal().clamp(min=1e-300))
         step = torch.zeros(m, dtype=torch.float64)
         step[free] = torch.linalg.solve(curvature[free][:, free], slope[free])
-        size, moved = 1.0, False
-        while size > 1e-12:
-            tried = (mu - size * step).clamp(min=0)
+        decrease = float(slope @ step)
+        if decrease <= 1e-10 * (
+            1 + abs(float(value))
+        ):  # so near that whole steps converge quadratically, and values are rounding
+            close += 1
+            tried = (mu - step).clamp(min=0)
             new_value, new_weights = dual(tried)
-            if bool(new_value <= value + 1e-15 * value.abs()) and not torch.equal(tried, mu):
-                moved = True
-                break
-            size /= 2
-        if not moved:
-            return mu  # no smaller value can be told from rounding
+        else:
+            size = 1.0
+            while True:
+                tried = (mu - size * step).clamp(min=0)
+                new_value, new_weights = dual(tried)
+                if bool(new_value <= value) or size < 1e-12:
+                    break
+                size /= 2
         mu, value, weights = tried, new_value, new_weights
         if not math.isfinite(float(mu.abs().max())) or float(mu.abs().max()) > 1e12 * kl:
-            raise ValueError("no law on the points meets all bounds at once: the price of the constraints grows without end")
+            raise ValueError(
+                "no law on the points meets all bounds at once: the price of the constraints grows without end"
+            )
     return mu

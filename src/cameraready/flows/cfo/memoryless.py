@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
@@ -66,9 +67,9 @@ def memoryless_steps(path: Path, times: list[float] | Tensor | int, scheme: Sche
     grid = [k / times for k in range(times + 1)] if isinstance(times, int) and times > 0 else None
     if grid is None:
         grid = [float(t) for t in times] if not isinstance(times, int) else []
-    if len(grid) < 3 or grid[0] != 0.0 or grid[-1] != 1.0 or any(b <= a for a, b in zip(grid, grid[1:], strict=False)):
+    if len(grid) < 3 or grid[0] != 0.0 or grid[-1] != 1.0 or any(b <= a for a, b in pairwise(grid)):
         raise ValueError(f"times must be at least 2 steps, or a grid that increases from 0 to 1, got {times!r}")
-    rows = [_coefficients(path, t, s, scheme) for t, s in zip(grid, grid[1:], strict=False)]
+    rows = [_coefficients(path, t, s, scheme) for t, s in pairwise(grid)]
     keep, move, noise = (tuple(column) for column in zip(*rows, strict=True))
     return MemorylessSteps(tuple(grid), keep, move, noise)
 
@@ -77,8 +78,12 @@ def _coefficients(path: Path, t: float, s: float, scheme: Scheme) -> tuple[float
     alpha, after, sigma, left = (float(each) for each in (path.alpha(t), path.alpha(s), path.sigma(t), path.sigma(s)))
     rising, falling = float(path.d_alpha(t)), float(path.d_sigma(t))
     if scheme == "euler":
-        step, rate = s - t, rising / after
-        return 1 - step * rate, 2 * step, math.sqrt(2 * step * sigma * (rate * sigma - falling))
+        step = s - t
+        return (
+            1 - step * rising / after,
+            2 * step,
+            math.sqrt(2 * step * sigma * (rising * sigma - alpha * falling) / after),
+        )
     shrink = alpha / after  # the diffusion that takes data to noise multiplies by this from s back to t
     clean = after * (sigma**2 - (shrink * left) ** 2) / sigma**2
     turning = sigma * rising - falling * alpha
@@ -149,7 +154,9 @@ def simulate(
     return Trajectory(states, ratio, energy)
 
 
-def lean_adjoint(base: Field, states: list[Tensor], terminal: Tensor, steps: MemorylessSteps) -> list[Tensor]:
+def lean_adjoint(
+    base: Field, states: list[Tensor], terminal: Tensor, steps: MemorylessSteps
+) -> tuple[list[Tensor], list[Tensor]]:
     """The adjoint after each step: a_T = `terminal`, a_k = keep_k a_(k+1) + move_k (dv_base/dx at x_k)^T a_(k+1).
 
     Parameters
@@ -161,14 +168,18 @@ def lean_adjoint(base: Field, states: list[Tensor], terminal: Tensor, steps: Mem
 
     Returns
     -------
-    list of T tensors
-        Entry k is a_(k+1), with which the velocity of step k is matched (Domingo-Enrich et al., 2025, arXiv:2409.08861, Eq. 38-39, in discrete time).
+    two lists of T tensors
+        Entry k is a_(k+1), with which the velocity of step k is matched (Domingo-Enrich et al., 2025, arXiv:2409.08861, Eq. 38-39, in discrete time), and v_base at (x_k, t_k).
     """
-    adjoint, found = terminal, [terminal] * len(steps)
-    for k in range(len(steps) - 1, 0, -1):
+    adjoint, adjoints, velocities = terminal, [terminal] * len(steps), [terminal] * len(steps)
+    for k in range(len(steps) - 1, -1, -1):
         with torch.enable_grad():
             x = states[k].detach().requires_grad_(True)
-            (pulled,) = torch.autograd.grad(base(x, steps.times[k]), x, adjoint)
+            v = base(x, steps.times[k])
+            velocities[k] = v.detach()
+            if k == 0:
+                break
+            (pulled,) = torch.autograd.grad(v, x, adjoint)
         adjoint = steps.keep[k] * adjoint + steps.move[k] * pulled
-        found[k - 1] = adjoint
-    return found
+        adjoints[k - 1] = adjoint
+    return adjoints, velocities

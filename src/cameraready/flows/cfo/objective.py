@@ -147,7 +147,10 @@ class Objective:
 
     def _prove(self, leaf: Tensor, scores: Scores) -> None:
         """Raise a ValueError unless reward and constraints can be differentiated; asked once."""
-        parts = [(f"constraint {i}" if self.count > 1 else "constraint", scores.constraint[..., i]) for i in range(self.count)]
+        parts = [
+            (f"constraint {i}" if self.count > 1 else "constraint", scores.constraint[..., i])
+            for i in range(self.count)
+        ]
         if self.reward_of is not None:
             parts.insert(0, ("reward", scores.reward))
         for name, part in parts:

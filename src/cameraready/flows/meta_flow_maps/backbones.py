@@ -89,7 +89,7 @@ class FlowBackbone(nn.Module):
 class MapMLP(nn.Module):
     """A perceptron of vectors as the backbone of a `MetaFlowMap`.
 
-    It learns what is left when the data are taken for a Gaussian of mean zero and standard deviation `data_std`: inputs and outputs are of order one at every
+    It begins as the exact map of Gaussian data of mean zero and standard deviation `data_std` (averages of it near the diagonal), and learns what is left: inputs and outputs are of order one at every
     ``s`` and ``t``, the spread of posterior draws vanishes with the noise of the state, and at ``t = 0`` the condition is not seen.
 
     Parameters
@@ -128,6 +128,7 @@ class MapMLP(nn.Module):
         self.network = MLPVelocity(
             dim, width, depth, classes=classes, fourier=fourier, extra=dim, times=3, generator=generator
         )
+        nn.init.zeros_(self.network.last.weight)
 
     def forward(self, s: Tensor, u: Tensor, y: Tensor, t: Tensor, x: Tensor, label: Tensor | None = None) -> Tensor:
         path = self.path

@@ -56,7 +56,7 @@ def inner_flow(s: Tensor, t: Tensor, path: Path = LinearPath()) -> InnerFlow:  #
     Parameters
     ----------
     s, t : tensors of shapes that broadcast
-        In [0, 1]. At ``s = t = 1`` there is no inner velocity; 0 is given for it.
+        In [0, 1]. At ``s = t = 1`` there is no inner velocity; a finite number is given for it (0 on the linear path).
     path : Path
         Of the states and of the inner flow alike.
 

@@ -109,7 +109,7 @@ def directional(
             points = tuple(point.detach().requires_grad_() for point in at)
             value = function(*points)
             probe = torch.zeros_like(value, requires_grad=True)
-            back = torch.autograd.grad(value, points, probe, create_graph=True)
+            back = torch.autograd.grad(value, points, probe, create_graph=True, materialize_grads=True)
             inner = sum(((b * direction).sum() for b, direction in zip(back, along, strict=True)), torch.zeros(()))
             (slope,) = torch.autograd.grad(inner, probe, create_graph=learn == "slope", retain_graph=True)
     else:

@@ -62,7 +62,7 @@ class MFMTrainer:
     t_cond : callable ``(n, generator) -> (n,)``
         Condition times.
     lr, warmup, cooldown : float, int, float
-        Peak rate of RAdam, steps of linear warm-up, and the last share of the steps in which the rate falls to zero.
+        Peak rate of Adam, steps of linear warm-up, and the last share of the steps in which the rate falls to zero.
     ema : float
         Decay of the averaged weights, fewer steps counting for less at the beginning.
     batch : int
@@ -70,8 +70,11 @@ class MFMTrainer:
     diagonal : float
         Their share on the diagonal.
     adaptive : (float, float), optional
-        Powers of the adaptive weights on and off the diagonal. By default (0.5, 1.0), as the authors', where targets are the teacher's, which are noiseless,
-        and 0 where they are samples: there such weights would pull averages towards medians.
+        Powers of the adaptive weights on and off the diagonal. By default 0.5 where targets are the teacher's, which are noiseless, and 0 where they are
+        samples: there such weights would pull averages towards medians. (The authors take 0.5 and 1.)
+    data_std : float, optional
+        Root mean square of the data's numbers. Errors are measured in units of the spread that draws would have were the data Gaussian, so that small
+        posteriors, late in time, count like large ones. None measures all alike, as the authors do.
     clip : float
         Largest norm of the gradient.
     null_label, label_dropout : int, float
@@ -103,6 +106,7 @@ class MFMTrainer:
         batch: int = 256,
         diagonal: float = 0.5,
         adaptive: tuple[float, float] | None = None,
+        data_std: float | None = 1.0,
         clip: float = 1.5,
         null_label: int | None = None,
         label_dropout: float = 0.0,
@@ -129,11 +133,12 @@ class MFMTrainer:
         self.lr, self.warmup, self.cooldown, self.ema = lr, warmup, cooldown, ema
         self.batch, self.diagonal, self.clip = batch, diagonal, clip
         noisy = teacher is None or distill == "mf"
-        self.adaptive = adaptive if adaptive is not None else (0.0 if teacher is None else 0.5, 0.0 if noisy else 1.0)
+        self.adaptive = adaptive if adaptive is not None else (0.0 if teacher is None else 0.5, 0.0 if noisy else 0.5)
+        self.data_std = data_std
         self.null_label, self.label_dropout, self.guidance = null_label, label_dropout, guidance
         self.derivative: losses.Derivative = derivative
         self.averaged = copy.deepcopy(mfm).eval().requires_grad_(False)
-        self.optimizer = torch.optim.RAdam(mfm.parameters(), lr=lr)
+        self.optimizer = torch.optim.Adam(mfm.parameters(), lr=lr)
         device = next(mfm.parameters()).device
         self.generator = torch.Generator(device).manual_seed(seed)
         self.step_count = 0
@@ -173,13 +178,18 @@ class MFMTrainer:
         file = None if checkpoint is None else FilePath(checkpoint)
         if file is not None and file.exists():
             self.load_state_dict(torch.load(file, weights_only=True, map_location=self.generator.device))
-        batches = _batches(data, self.batch, self.generator)
+        batches = batches_of(data, self.batch, self.generator)
         self.mfm.train()
         try:
             with progress_bar(progress, steps, "meta flow map") as report:
                 while self.step_count < steps:
-                    x1, label = next(batches)
-                    loss = self.step(x1, label, steps=steps)
+                    before = self.generator.get_state()
+                    try:
+                        x1, label = next(batches)
+                        loss = self.step(x1, label, steps=steps)
+                    except BaseException:  # an interrupted step is made again with the same draws
+                        self.generator.set_state(before)
+                        raise
                     report(self.step_count, f"loss {loss:.4g}")
                     if file is not None and self.step_count % every == 0:
                         _save(self.state_dict(), file)
@@ -195,9 +205,9 @@ class MFMTrainer:
             group["lr"] = self.lr * self._rate(steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(x1, label)
-        if not bool(torch.isfinite(loss)):
+        if not bool(torch.isfinite(loss.detach())):
             raise FloatingPointError(
-                f"the loss is {float(loss)} at step {self.step_count + 1}: lower lr, or look at the teacher and the range of the data"
+                f"the loss is {loss.item()} at step {self.step_count + 1}: lower lr, or look at the teacher and the range of the data"
             )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.mfm.parameters(), self.clip)
@@ -223,7 +233,8 @@ class MFMTrainer:
         with torch.no_grad():
             sampled = path.target(x1, x0, s)
             taught = sampled if self._inner is None else self._inner(s, y, t, x_t, label)
-        errors = losses.diagonal(self._part(t, x_t, label, slice(0, on)), s[:on], y[:on], taught[:on])
+        unit = self._scale(s, t).square()
+        errors = losses.diagonal(self._part(t, x_t, label, slice(0, on)), s[:on], y[:on], taught[:on]) / unit[:on]
         rest = slice(on, n)
         average = self._part(t, x_t, label, rest)
         s, u, y = s[rest], u[rest], y[rest]
@@ -234,7 +245,7 @@ class MFMTrainer:
             off = losses.lagrangian(average, s, u, y, derivative=self.derivative)
         else:
             off = losses.progressive(average, s, u, y, torch.rand(n - on, generator=g, device=g.device, dtype=x1.dtype))
-        return losses.adaptive(errors, self.adaptive[0]) + losses.adaptive(off, self.adaptive[1])
+        return losses.adaptive(errors, self.adaptive[0]) + losses.adaptive(off / unit[rest], self.adaptive[1])
 
     def state_dict(self) -> dict[str, Any]:
         """All that training goes on from: weights, averaged weights, optimizer, generator, count of steps, losses."""
@@ -286,6 +297,16 @@ class MFMTrainer:
             return rise
         return rise * min(1.0, (steps - self.step_count) / math.ceil(self.cooldown * steps))
 
+    def _scale(self, s: Tensor, t: Tensor) -> Tensor:
+        """How much inner velocities differ among draws at ``(s, t)``, (B,), for Gaussian data of standard deviation `data_std`."""
+        if self.data_std is None:
+            return torch.ones_like(s)
+        path, variance = self.mfm.path, self.data_std**2
+        left = variance * path.sigma(t) ** 2 / (path.sigma(t) ** 2 + variance * path.alpha(t) ** 2)
+        spread = path.alpha(s) ** 2 * left + path.sigma(s) ** 2
+        turning = path.d_alpha(s) * path.sigma(s) - path.d_sigma(s) * path.alpha(s)
+        return turning * (left.clamp(min=1e-4) / spread.clamp(min=1e-4)).sqrt()
+
     @torch.no_grad()
     def _average(self) -> None:
         decay = min(self.ema, self.step_count / (9 + self.step_count))
@@ -295,7 +316,7 @@ class MFMTrainer:
             mean.copy_(now)
 
 
-def _batches(data: Data, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+def batches_of(data: Data, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
         whole, labels = data
     elif isinstance(data, Tensor):
@@ -319,7 +340,11 @@ def _batches(data: Data, size: int, generator: torch.Generator) -> Iterator[tupl
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor | None]:
-    return (batch[0], batch[1]) if isinstance(batch, tuple | list) else (batch, None)
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) not in (1, 2):
+        raise ValueError(f"a batch must be data, or (data, labels); got {len(batch)} parts")
+    return batch[0], batch[1] if len(batch) == 2 else None
 
 
 def _save(state: dict[str, Any], file: FilePath) -> None:

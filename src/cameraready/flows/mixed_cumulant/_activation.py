@@ -88,16 +88,22 @@ def activation(phi: str | Function | Sequence[Function] | Activation, *, trained
         found = phi
     elif isinstance(phi, str):
         if phi not in NAMED:
-            raise ValueError(f"there is no activation {phi!r}; there are {', '.join(NAMED)}, or give (function, derivative)")
+            raise ValueError(
+                f"there is no activation {phi!r}; there are {', '.join(NAMED)}, or give (function, derivative)"
+            )
         found = NAMED[phi]
     elif callable(phi):
         found = Activation(getattr(phi, "__name__", "own"), phi, None)
     elif isinstance(phi, (tuple, list)) and len(phi) == 2 and all(map(callable, phi)):
         found = Activation(getattr(phi[0], "__name__", "own"), phi[0], phi[1])
     else:
-        raise TypeError(f"phi must be a name, a function of arrays or a pair (function, derivative), got {type(phi).__name__}")
+        raise TypeError(
+            f"phi must be a name, a function of arrays or a pair (function, derivative), got {type(phi).__name__}"
+        )
     if trained and found.derivative is None:
-        raise ValueError(f"training needs the derivative of the activation {found.name!r}: give phi=(function, derivative)")
+        raise ValueError(
+            f"training needs the derivative of the activation {found.name!r}: give phi=(function, derivative)"
+        )
     return found
 
 
@@ -140,7 +146,7 @@ def _kinked(order: int, slope: float) -> np.ndarray:
     relu[0] = 1 / ROOT_TWO_PI
     relu[1:2] = 0.5
     if order >= 2:
-        relu[2:] = hermite_values(np.zeros(()), order - 2) / ROOT_TWO_PI
+        relu[2:] = hermite_values(np.zeros(1), order - 2)[:, 0] / ROOT_TWO_PI
     found = (1 - slope) * relu
     found[1:2] += slope
     return found

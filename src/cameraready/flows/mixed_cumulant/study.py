@@ -1,0 +1,463 @@
+"""What a denoiser learns first, put to the test: growth of samples in the mixed cumulant model, networks in training on real images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from cameraready.evidence import (
+    Answer,
+    Claim,
+    Context,
+    Figure,
+    Gallery,
+    Spec,
+    Study,
+    Untested,
+    above,
+    always,
+    average,
+    below,
+    growth,
+    ratio,
+    violations,
+    within,
+)
+from cameraready.flows._workload import ACCEPTS, open_flow
+from cameraready.flows.mixed_cumulant import SimplicityBiasCallback
+from cameraready.flows.mixed_cumulant.experiment import bias, formulas
+from cameraready.flows.mixed_cumulant.experiment.growth import (
+    CORRELATED,
+    DIMS,
+    FOURTH,
+    ICA_DIMS,
+    ICA_RUNS,
+    PAIRWISE,
+    RUNS,
+    measured,
+    offline,
+)
+
+PAPER = "Bardone et al., 2026, arXiv:2603.12901"
+FORMULAS, SEEDS = "formulas", 10
+IMAGES = [bias.DIGITS, bias.PATCHES]
+
+
+def open_workload(spec: Spec) -> Any:
+    """A shipped name, or the user's data with or without a model."""
+    return open_flow(spec, shipped=(PAIRWISE, FOURTH, CORRELATED, FORMULAS, *IMAGES))
+
+
+def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
+    smoke = tier == "smoke"
+    if workload in DIMS:
+        runs = 3 if smoke else RUNS[workload]
+        dims = {PAIRWISE: (25, 50), FOURTH: (8, 12), CORRELATED: (25, 50)}[workload] if smoke else DIMS[workload]
+        for d in reversed(dims):  # the longest first
+            yield {"part": "online", "d": d, "runs": runs}
+        peer = {PAIRWISE: "pca", FOURTH: "fastica"}.get(workload)
+        if peer:
+            some = dims if peer == "pca" or smoke else ICA_DIMS
+            for d in reversed(some):
+                yield {
+                    "part": "offline",
+                    "d": d,
+                    "runs": 2 if smoke else runs if peer == "pca" else ICA_RUNS,
+                    "peer": peer,
+                }
+    elif workload == FORMULAS:
+        yield {"part": "formulas", "runs": 2 if smoke else 12}
+    elif workload in IMAGES:
+        for arm in ("mixer", "denoiser"):
+            yield {"part": "images", "network": arm, "runs": 2 if smoke else SEEDS, "short": smoke}
+    else:
+        yield {"part": "own", "runs": 2 if smoke else SEEDS, "short": smoke}
+
+
+def trial(workload: Any, ctx: Context, *, part: str, runs: int, **condition: Any) -> list[dict[str, Any]]:
+    if part == "online":
+        return list(measured(workload, condition["d"], runs, ctx.select, ctx.seed))
+    if part == "formulas":
+        return list(formulas.identities(runs))
+    if part == "own":
+        return list(bias.own(workload, ctx, runs=runs, short=condition["short"]))
+    arm = condition["peer" if part == "offline" else "network"]
+    if arm in ctx.without:
+        return []
+    if part == "offline":
+        return list(offline(workload, condition["d"], runs, arm, ctx.seed))
+    return list(bias.trained(workload, arm, runs, condition["short"], ctx.seed))
+
+
+def component(workload: Any) -> SimplicityBiasCallback:
+    """A callback for training on the user's own data; on shipped workloads one for digits."""
+    held_out = bias.data_of(bias.DIGITS)[1] if isinstance(workload, str) else workload.test
+    return SimplicityBiasCallback(held_out)
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def only(workload: str, scope: str = "exact", source: str = PAPER) -> dict[str, Any]:
+    return {"scope": scope, "source": source, "workloads": [workload], "pooled": False}
+
+
+def ours(*workloads: str) -> dict[str, Any]:
+    return {"scope": "ours", "source": "this study", "workloads": list(workloads), "pooled": False}
+
+
+TWO_THIRDS = pl.col("time") == 0.65
+REDUCED: dict[str, Any] = {
+    "scope": "reduced",
+    "source": f"{PAPER}, abstract",
+    "workloads": IMAGES,
+    "pooled": False,
+    "where": TWO_THIRDS,
+}
+CENSUS: dict[str, Any] = {"rule": always(), **ours(FORMULAS)}
+FIRST_RUNS = pl.col("run").is_in([str(run) for run in range(ICA_RUNS)])
+LARGE = pl.col("d") >= 24
+
+STUDY = Study(
+    open=open_workload,
+    workloads={
+        "smoke": [PAIRWISE, FOURTH, CORRELATED, FORMULAS, *IMAGES],
+        "desk": [FOURTH, *IMAGES, PAIRWISE, CORRELATED, FORMULAS],
+        "full": [FOURTH, *IMAGES, PAIRWISE, CORRELATED, FORMULAS],
+    },
+    plan=plan,
+    trial=trial,
+    method="denoiser",
+    arms="arm",
+    block="run",
+    libraries={"*": ["numpy", "scipy", "torch"], "fastica": ["scikit-learn"]},
+    accepts=ACCEPTS,
+    own_arm="an activation for the neuron, as a pair (function, derivative) of arrays, elementwise",
+    component=component,
+    covers="starts and draws of the online runs, initialisations and batches of the networks",
+    covers_own="held-out rows and noise where you gave a model; initialisations and batches where one was trained",
+    claims=[
+        Claim(
+            1,
+            paper="The denoiser learns pair-wise statistics at linear sample complexity.",
+            tested="Samples until |w.u| >= 0.5 grow with d, 25 to 400, with an exponent below 1.3 (tanh, batch 64, step 4 / d).",
+            measure=growth("samples", "d", "denoiser"),
+            rule=below(1.3),
+            **only(PAIRWISE),
+        ),
+        Claim(
+            2,
+            part="a",
+            paper="The fourth cumulant alone requires at least cubic sample complexity.",
+            tested="Samples until |w.v| >= 0.8 grow with d, 12 to 48, with an exponent above 2.5, at the step that keeps drift over noise the same in every d (a multiple of 1 / d^2).",
+            measure=growth("samples", "d", "denoiser"),
+            rule=above(2.5),
+            **only(FOURTH),
+        ),
+        Claim(
+            2,
+            part="b",
+            paper="At linear sample size there is no recovery.",
+            tested="d = 24 to 48: below a twentieth of the runs have recovered v by 50 d samples.",
+            measure=average("early", "denoiser"),
+            rule=below(0.05),
+            where=LARGE,
+            **only(FOURTH),
+        ),
+        Claim(
+            3,
+            part="a",
+            paper="With a correlated latent structure the fourth cumulant is learnt at linear sample complexity.",
+            tested="Samples until |w.v| >= 0.3, latents correlated, grow with d, 25 to 400, with an exponent below 1.3.",
+            measure=growth("samples", "d", "denoiser"),
+            rule=below(1.3),
+            **only(CORRELATED),
+        ),
+        Claim(
+            3,
+            part="b",
+            paper="v is learnt soon after u.",
+            tested="v takes less than 3 times the samples of u, in the same run.",
+            measure=average("lag", "denoiser"),
+            rule=below(3.0),
+            **only(CORRELATED),
+        ),
+        Claim(
+            3,
+            part="c",
+            paper="Independent latents: v is not learnt at that sample size.",
+            tested="d = 200 and 400: below a twentieth of the runs have |w.v| >= 0.3 within 400 d samples.",
+            measure=average("recovered", "independent"),
+            rule=below(0.05),
+            where=pl.col("d") >= 200,
+            **only(CORRELATED),
+        ),
+        Claim(
+            4,
+            part="a",
+            paper="Diffusion models on natural images learn pair-wise statistics first.",
+            tested="At t = 0.65, when the error on held-out data has come within a quarter of the Wiener denoiser's, the gap between Gaussian clones and data is below half of what it comes to.",
+            measure=average("early_share", "denoiser"),
+            rule=below(0.5),
+            **REDUCED,
+        ),
+        Claim(
+            4,
+            part="b",
+            paper="They specialise to higher-order correlations later.",
+            tested="At t = 0.65 half of the final gap is reached after more than twice the steps that the pair-wise statistics took.",
+            measure=average("lag", "denoiser"),
+            rule=above(2.0),
+            **REDUCED,
+        ),
+        Claim(
+            4,
+            part="c",
+            paper="They come to use correlations beyond the pair-wise.",
+            tested="At t = 0.65 the error at the end is below the Wiener denoiser's, the best that knows only mean and covariance.",
+            measure=average("final", "denoiser"),
+            rule=below(1.0),
+            **REDUCED,
+        ),
+        Claim(
+            4,
+            part="d",
+            paper="The same with another network.",
+            tested="b with an MLP-mixer.",
+            measure=average("lag", "mixer"),
+            rule=above(2.0),
+            **REDUCED,
+        ),
+        Claim(
+            4,
+            part="e",
+            paper="The same with another network.",
+            tested="c with an MLP-mixer.",
+            measure=average("final", "mixer"),
+            rule=below(1.0),
+            **REDUCED,
+        ),
+        Untested(
+            4,
+            part="f",
+            paper="The same for a U-Net on CIFAR-10.",
+            needs="CIFAR-10, a U-Net of 35 million parameters and a GPU for hours; SimplicityBiasCallback goes into its training loop as it is",
+            source=PAPER,
+        ),
+        Claim(
+            5,
+            paper="The exponent decides: an activation without coupling at degree four does not find the fourth cumulant.",
+            tested="d = 24 to 48: with ReLU, whose coefficients of degree four and more vanish, below a twentieth of the runs reach |w.v| >= 0.8 in 10 d^3 samples.",
+            measure=average("recovered", "relu"),
+            rule=below(0.05),
+            where=LARGE,
+            **only(FOURTH),
+        ),
+        Claim(
+            6,
+            part="a",
+            paper="(Ours.) Nor does the step size change the exponent of the pair-wise direction.",
+            tested="Half the step: between 0.9 and 1.4.",
+            measure=growth("samples", "d", "half-step"),
+            rule=within(0.9, 1.4),
+            **ours(PAIRWISE),
+        ),
+        Claim(
+            6,
+            part="b",
+            paper="(Ours.) The same.",
+            tested="Twice the step: between 0.9 and 1.4.",
+            measure=growth("samples", "d", "double-step"),
+            rule=within(0.9, 1.4),
+            **ours(PAIRWISE),
+        ),
+        Claim(
+            6,
+            part="c",
+            paper="(Ours.) Nor does the batch.",
+            tested="Four times batch and step: between 0.9 and 1.4.",
+            measure=growth("samples", "d", "batch-4x"),
+            rule=within(0.9, 1.4),
+            **ours(PAIRWISE),
+        ),
+        Claim(
+            6,
+            part="d",
+            paper="(Ours.) The same for the fourth cumulant.",
+            tested="Half the step: above 2.5.",
+            measure=growth("samples", "d", "half-step"),
+            rule=above(2.5),
+            **ours(FOURTH),
+        ),
+        Claim(
+            6,
+            part="e",
+            paper="(Ours.) The same.",
+            tested="Twice the step: above 2.5.",
+            measure=growth("samples", "d", "double-step"),
+            rule=above(2.5),
+            **ours(FOURTH),
+        ),
+        Claim(
+            6,
+            part="f",
+            paper="(Ours.) The same.",
+            tested="Four times batch and step: above 2.5.",
+            measure=growth("samples", "d", "batch-4x"),
+            rule=above(2.5),
+            **ours(FOURTH),
+        ),
+        Claim(
+            6,
+            part="g",
+            paper="(Ours.) Nor does the activation, where it couples at degree four.",
+            tested="tanh in place of the sine, d = 12 to 24: above 2.5.",
+            measure=growth("samples", "d", "tanh"),
+            rule=above(2.5),
+            **ours(FOURTH),
+        ),
+        Claim(
+            7,
+            paper="(Ours.) Beyond linear there is only the logarithm of theory for exponent 2.",
+            tested="Samples over log d grow with an exponent between 0.85 and 1.15.",
+            measure=growth("per_log", "d", "denoiser"),
+            rule=within(0.85, 1.15),
+            **ours(PAIRWISE),
+        ),
+        Claim(
+            8,
+            paper="(Ours.) A third Hermite coefficient of zero is not what removes the signal.",
+            tested="d = 24: the cosine, which has none, couples by its square, and more than nine tenths of the runs recover v.",
+            measure=average("recovered", "cosine"),
+            rule=above(0.9),
+            where=LARGE,
+            **ours(FOURTH),
+        ),
+        Claim(
+            9,
+            part="a",
+            paper="(Ours.) v is hard for this denoiser, less so for a method that has all samples at once.",
+            tested="FastICA recovers v with less than a fifth of the samples, d = 12 to 24.",
+            measure=ratio("samples", "fastica", "denoiser"),
+            rule=below(0.2),
+            where=FIRST_RUNS & pl.col("d").is_in(list(ICA_DIMS)),
+            **ours(FOURTH),
+        ),
+        Claim(
+            9,
+            part="b",
+            paper="(Ours.) FastICA's samples grow more slowly.",
+            tested="With an exponent below 2.5, d = 12 to 24.",
+            measure=growth("samples", "d", "fastica"),
+            rule=below(2.5),
+            **ours(FOURTH),
+        ),
+        Claim(
+            9,
+            part="c",
+            paper="(Ours.) u is found linearly by principal components as well.",
+            tested="With an exponent below 1.3, d = 25 to 400.",
+            measure=growth("samples", "d", "pca"),
+            rule=below(1.3),
+            **ours(PAIRWISE),
+        ),
+        Claim(
+            10,
+            paper="(Ours.) What recovers v is signal, not the noise of a random walk.",
+            tested="Gaussian latents at the same steps, d = 24 to 48: below a twentieth of the runs reach |w.v| >= 0.8 in 10 d^3 samples.",
+            measure=average("recovered", "no-signal"),
+            rule=below(0.05),
+            where=LARGE,
+            **ours(FOURTH),
+        ),
+        Claim(
+            11,
+            paper="(Ours.) The overlaps alone have the same law as the whole.",
+            tested="Their simulation takes 0.67 to 1.5 times the samples of training in d dimensions.",
+            measure=ratio("samples", "overlaps-only", "denoiser"),
+            rule=within(0.67, 1.5),
+            **ours(PAIRWISE, FOURTH, CORRELATED),
+        ),
+        Claim(
+            12,
+            part="a",
+            paper="(Ours.) The gradient has a closed form.",
+            tested="No deviation above 1e-10, relative, from autograd.",
+            measure=violations(pl.col("gradient_gap") > 1e-10, "a deviation above 1e-10"),
+            **CENSUS,
+        ),
+        Claim(
+            12,
+            part="b",
+            paper="(Ours.) The loss depends on the data only through w.y.",
+            tested="100,000 samples and quadrature differ by no more than 5 standard errors.",
+            measure=violations(pl.col("loss_z").abs() > 5, "a difference above 5 standard errors"),
+            **CENSUS,
+        ),
+        Claim(
+            12,
+            part="c",
+            paper="(Ours.) Its coefficients in the overlap are the Hermite coefficients of data and activation.",
+            tested="At an overlap of 0.15 loss and series differ by no more than 1e-9; v is invisible in the covariance; ReLU's closed forms, to 1e-12.",
+            measure=violations(
+                (pl.col("coefficient_gap") > 1e-9) | (pl.col("covariance_gap") > 1e-12) | (pl.col("relu_gap") > 1e-12),
+                "a larger difference",
+            ),
+            **CENSUS,
+        ),
+        Claim(
+            13,
+            paper="(Ours.) A step that does not fall with the dimension is no way round.",
+            tested="The step of d = 12 in all dimensions: the exponent is still above 1.5.",
+            measure=growth("samples", "d", "constant-step"),
+            rule=above(1.5),
+            **ours(FOURTH),
+        ),
+    ],
+    answer=Answer(
+        measure=ratio("error", "denoiser", "wiener"),
+        better="on {workload} {level} the network has gone beyond pair-wise statistics: its error is {estimate} times [{low}, {high}] that of the best denoiser that knows only mean and covariance",
+        worse="on {workload} {level} the network has not reached the best denoiser that knows only mean and covariance: its error is {estimate} times [{low}, {high}] as large",
+        tie="on {workload} {level} the network does as well as mean and covariance allow, no better ({estimate} times [{low}, {high}] the error)",
+        by="time",
+        by_label="at t = {level}",
+        workloads=[*IMAGES, "own"],
+    ),
+    figures=[
+        Figure(
+            "Samples until the direction is recovered",
+            x="d",
+            y="samples",
+            source=f"{PAPER}; this study",
+            workloads=[PAIRWISE, FOURTH, CORRELATED],
+            x_title="dimension",
+            y_title="samples",
+        ),
+        *(
+            Figure(
+                f"Error on data and on Gaussian clones in training, t = {t:g}",
+                x="step",
+                y="relative",
+                source=f"{PAPER}; this study",
+                where=pl.col("time") == t,
+                workloads=[*IMAGES, "own"],
+                x_title="training step",
+                y_title="error over the Wiener denoiser's",
+            )
+            for t in bias.TIMES
+        ),
+    ],
+    galleries=[
+        Gallery(
+            "What networks are trained on, and clones with its mean and covariance",
+            alt="alt",
+            caption="caption",
+            source="this study",
+            workloads=IMAGES,
+        )
+    ],
+    timeout=600.0,
+    memory=4.0,
+)
