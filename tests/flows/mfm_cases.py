@@ -13,9 +13,9 @@ def reward(x1):
 def _steered(**options):
     def make(velocity, dtype):
         steered = Steered(PosteriorFlow(velocity, steps=2, method="euler"), reward, n=2, **options)
-        return lambda x, times, generator: steered.sample(
-            tuple(x.shape), times=times.tolist(), noise=x, generator=generator
-        ).x
+        return lambda x, times, generator: (
+            steered.sample(tuple(x.shape), times=times.tolist(), noise=x, generator=generator).x
+        )
 
     return make
 

@@ -251,8 +251,20 @@ def test_a_turned_sign_or_time_alone_has_its_own_sentence():
 )
 def test_what_is_no_velocity_has_no_direction(broken, words):
     for look in (check_direction, looks_reversed):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises((ValueError, FloatingPointError), match=words):
             look(broken, data(), generator=generator())
+
+
+def test_a_model_of_one_time_for_the_whole_batch_is_looked_at_too():
+    def model(x, t):
+        assert t.dim() == 0
+        return exact()(x, t)
+
+    assert check_direction(velocity_of(model, time="scalar"), data(), generator=generator()) < 0.8
+    with pytest.raises(ValueError, match="give direction='data_to_noise' to velocity_of"):
+        check_direction(
+            velocity_of(lambda x, s: -model(x, 1 - s), time="scalar"), data(), y=None, generator=generator()
+        )
 
 
 def test_a_network_that_has_learnt_nothing_passes_and_looking_is_not_counted():

@@ -54,6 +54,19 @@ def test_a_torchcfm_network_gives_what_its_own_wrapper_gives():
         from_torchcfm(net)(x, 0.5, torch.zeros(5))
 
 
+def test_a_network_with_a_model_inside_is_not_taken_for_a_wrapper():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Sequential(nn.Linear(3, 2))
+
+        def forward(self, t, x):
+            return 10 * self.model(torch.cat([x, t[:, None]], 1))
+
+    net, x = Scaled(), draws(4, 2)
+    torch.testing.assert_close(from_torchcfm(net)(x, 0.5), net(torch.full((4,), 0.5), x))
+
+
 def test_a_torchcfm_unet_gives_what_it_gives_with_its_own_order_of_arguments():
     pytest.importorskip("torchcfm")
     from torchcfm.models.unet.unet import UNetModelWrapper
@@ -116,7 +129,7 @@ def test_a_flow_matching_wrapper_gives_what_its_own_solver_gives():
         theirs = solver.sample(x_init=x, step_size=0.1, method=method, label=label)
         torch.testing.assert_close(sample(v, x, steps=10, method=method, y=label).x, theirs)
     theirs = solver.sample(x_init=x, step_size=None, method="dopri5", atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(adaptive(v, x, atol=1e-6, rtol=1e-6).x, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(adaptive(v, x, atol=1e-6, rtol=1e-6).x, theirs, rtol=0, atol=1e-4)
 
 
 def test_flow_matchings_path_is_the_rooms():
@@ -192,61 +205,6 @@ def test_a_discrete_diffusion_is_sampled_by_euler_as_by_ddim(diffusers, unet, pr
     found = sample(v, x / (alpha[0] + sigma[0]), times=times, y=y).x
     torch.testing.assert_close(found, state, rtol=1e-3, atol=1e-3)
     assert isinstance(v.reading.model_path, DiscretePath)
-
-
-class GaussianNoise(nn.Module):
-    """The exact noise prediction for data N(2, 0.5^2) at a discrete scheduler's whole-numbered levels."""
-
-    def __init__(self, scheduler):
-        super().__init__()
-        self.kept = scheduler.alphas_cumprod.double()
-        self.asked = []
-
-    def forward(self, x, timestep, return_dict=False):
-        self.asked.append((float(timestep[0]), x))
-        kept = self.kept[timestep.round().long()].reshape(-1, 1)
-        away = (x - 2 * kept.sqrt()) / (0.25 * kept + 1 - kept)
-        return ((1 - kept).sqrt() * away,)
-
-
-def test_a_schedule_that_ends_short_of_pure_noise_is_asked_at_states_of_its_own_scale(diffusers):
-    """Stable Diffusion's: its last level still holds 7 % of the data, so that all times below 0.064 have that level."""
-    scheduler = diffusers.DDIMScheduler(
-        beta_schedule="scaled_linear",
-        beta_start=0.00085,
-        beta_end=0.012,
-        clip_sample=False,
-        set_alpha_to_one=True,
-        timestep_spacing="trailing",
-    )
-    net, x = GaussianNoise(scheduler), draws(400, 3, dtype=torch.float64)
-    v = from_diffusers(net, scheduler)
-    begin, end = v(x, 0.0), v(x, 1.0)
-    for asked, level in zip(net.asked, (999.0, 0.0), strict=True):
-        assert asked[0] == level
-        torch.testing.assert_close(asked[1], x)  # data and noise of variance one have variance one there
-    torch.testing.assert_close(begin, 2 - x, rtol=0, atol=0.1)
-    torch.testing.assert_close(end, x, rtol=0, atol=0.3)
-    low = v(x, 0.03)
-    exact = 2 + 0.25 * 0.03 * (x - 0.06) / (0.25 * 0.03**2 + 0.97**2)
-    torch.testing.assert_close(low, (exact - x) / 0.97, rtol=0, atol=0.1)
-    whole = sample(v, x, steps=200).x
-    torch.testing.assert_close(whole, 2 + 0.5 * x, rtol=0, atol=0.05)  # where the exact flow leads
-    scheduler.set_timesteps(200)
-    state = x
-    for timestep in scheduler.timesteps:  # DDIM takes the noise at t = 0 for a state of level 999 and misses part of the mean
-        state = scheduler.step(net(state, timestep[None])[0], timestep, state).prev_sample
-    torch.testing.assert_close(whole, state, rtol=0, atol=0.1)
-    assert float((whole - 2 - 0.5 * x).abs().mean()) < float((state - 2 - 0.5 * x).abs().mean())
-
-
-def test_a_scheduler_of_trained_betas_has_as_many_timesteps_as_there_are(diffusers):
-    scheduler = diffusers.DDPMScheduler(trained_betas=torch.linspace(1e-3, 0.3, 50).tolist())
-    net = GaussianNoise(scheduler)
-    v = from_diffusers(net, scheduler)
-    v(draws(2, 3, dtype=torch.float64), 0.0)
-    v(draws(2, 3, dtype=torch.float64), 1.0)
-    assert [level for level, _ in net.asked] == [49, 0]
 
 
 def test_adapted_models_can_be_pickled(diffusers, unet):

@@ -274,6 +274,32 @@ def test_guidance_of_one_is_the_conditional_flow(start):
     assert torch.equal(ba_sample(conditional, conditional_side, start, steps=4, y=y, config=never).x, plain.x)
 
 
+def test_inversion_guides_the_same_steps_and_so_comes_back(start):
+    """A step is guided by its noisier end, whichever way it is taken: also the first one back, from t = 1."""
+    y, asked = torch.tensor([1, 2, 0]), {"there": [], "back": []}
+
+    def watched(way):
+        def velocity(x, t, y):
+            asked[way].append((t, len(x)))
+            return conditional(x, t, y)
+
+        return velocity
+
+    config = BAConfig(guidance=2.5, null_label=5, guidance_interval=(0.3, 1.0))
+    for run in ("there", "back"):
+        solve = ba_sample if run == "there" else ba_invert
+        solve(watched(run), conditional_side, start, steps=4, y=y, config=config)
+    assert asked["there"] == [(0.0, 3), (0.25, 3), (0.5, 6), (0.75, 6)]
+    assert asked["back"] == [(1.0, 6), (0.75, 6), (0.5, 3), (0.25, 3)]
+    everywhere = BAConfig(guidance=2.5, null_label=5)
+
+    def error(n):
+        there = ba_sample(conditional, None, start, steps=n, y=y, config=everywhere)
+        return float((ba_invert(conditional, None, there.x, steps=n, y=y, config=everywhere).x - start).abs().max())
+
+    assert slope(error, (32, 128)) > 1.8
+
+
 # --- batches and precision -------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,40 @@ def test_a_labelled_network_of_this_package_in_a_pipeline(scale):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_sidenet_with_classes_gets_the_labels_that_the_network_got():
+    unet = filled(UNet(channels=1, size=8, width=8, classes=3), scale=0.1)
+    side = filled(SideNet(1, width=8, depth=1, classes=3), 70)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1024)
+    pipe = LabelledPipeline(unet, scheduler)
+    with pytest.raises(ValueError, match="name the argument"):
+        BAScheduler.attach(pipe, side)
+    BAScheduler.attach(pipe, side, labels=2)
+    noise, labels = torch.randn(3, 1, 8, 8, generator=seeded(0)), torch.tensor([0, 2, 1])
+    found = pipe(noise, labels, null=3, num_inference_steps=4, guidance_scale=2.5)
+    with torch.no_grad():
+        config = BAConfig(guidance=2.5, null_label=3)
+        expected = ba_sample(unet, side, noise, times=times_of(pipe.scheduler), y=labels, config=config).x
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    BAScheduler.attach(pipe, side, labels="class_labels")
+    with pytest.raises(ValueError, match="without labels in the argument 'class_labels'"):
+        pipe(noise, labels, null=3, num_inference_steps=4)
+    blind = BAScheduler(side=side, unguided=True)
+    blind.set_timesteps(3)
+    with pytest.raises(ValueError, match="trained with classes"):
+        blind.step(noise, blind.timesteps[0], noise)
+
+
+def test_a_configuration_does_not_lose_its_sidenet_without_a_word():
+    side = SIDE["image"]()
+    scheduler = BAScheduler(side=side)
+    with pytest.raises(ValueError, match=r"give side=scheduler\.side"):
+        BAScheduler.from_config(scheduler.config)
+    assert BAScheduler.from_config(scheduler.config, side=side).side is side
+    without = BAScheduler.from_config(scheduler.config, side=None)
+    assert without.side is None
+    assert without.config.sidenet is None
+
+
 def test_starting_from_an_image_begins_inside_the_grid():
     pipe, side = stable_diffusion(IMG2IMG), SIDE["image"]()
     scheduler = BAScheduler.attach(pipe, side)

@@ -78,14 +78,12 @@ def test_the_rate_is_the_proximal_points():
     assert gaps[-1] / gaps[-2] == pytest.approx(1 / (1 + 0.5 * variance / 0.8), rel=1e-3)
 
 
-@pytest.mark.parametrize("problem", ["line", "exponential", "plane"])
+@pytest.mark.parametrize("problem", ["line", "plane"])
 def test_per_sample_rounds_meet_the_bound_at_another_law(problem):
     """The textbook test keeps rho, and with it the penalty's shape: E[c] = B, but less E[r] - alpha KL than possible; the less so, the smaller rho."""
     best, lost, far = optimum(problem), [], []
-    for rho in (0.02, 0.1):
-        found = run(
-            problem, rounds=2500 if rho < 0.1 else 500, penalty="per_sample", contraction="textbook", rho=rho, eta=1.0
-        )
+    for rho, rounds in ((0.04, 800), (0.2, 200)):
+        found = run(problem, rounds=rounds, penalty="per_sample", contraction="textbook", rho=rho, eta=1.0)
         last = found.history[-1]
         assert abs(last.gap[0]) < 1e-4
         far.append(distance(found.model, best.law))

@@ -180,6 +180,44 @@ def test_state_round_trips_through_json_to_the_bit():
         first.load_state_dict({"round": 1, "multiplier": [0.0, 0.0], "contraction": [0.0, 0.0]})
     with pytest.raises(ValueError, match="shape"):
         AugmentedLagrangian(None, coordinate(0), 0.0).load_state_dict(first.state_dict())
+    kept = first.state_dict()
+    for key, value, words in (
+        ("multiplier", [5.0, 0.0], "between lambda_min"),
+        ("multiplier", [math.nan, 0.0], "between lambda_min"),
+        ("penalty", [-1.0, 1.0], "rho must be above 0"),
+        ("contraction", [0.0, 0.0, 0.0], "contraction of the state has shape"),
+        ("round", -1, "at least 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            second.load_state_dict(kept | {key: value})
+        assert torch.equal(second.penalty, first.penalty)
+
+
+def test_of_one_sample_nothing_is_known_and_odd_weights_are_refused():
+    lagrangian = AugmentedLagrangian(None, coordinate(0), 1.0)
+    assert lagrangian.update(torch.tensor([1.0])).standard_error.item() == math.inf
+    for weights, words in (
+        ([0.0, 0.0], "have weight 0"),
+        ([-1.0, 2.0], "at least 0"),
+        ([1.0], r"one of each sample, shape \(2,\), got shape \(1,\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            lagrangian.update(torch.ones(2), weights=torch.tensor(weights))
+
+
+def test_a_module_is_asked_in_evaluation_mode_and_every_part_of_it_put_back():
+    class Scored(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen, self.noisy = torch.nn.Dropout(0.5).eval(), torch.nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.noisy(self.frozen(x))[:, 0]
+
+    score = Scored()
+    x = torch.randn(50, 1, generator=generator())
+    torch.testing.assert_close(AugmentedLagrangian(score, coordinate(0), 10.0).reward(x), x[:, 0].double())
+    assert (score.training, score.noisy.training, score.frozen.training) == (True, True, False)
 
 
 class Stepped(torch.nn.Module):
@@ -215,6 +253,7 @@ def test_without_a_gradient_a_sentence_says_what_to_do(reward, constraint, words
     ("changed", "words"),
     [
         ({"rho": 0.0}, "rho must be above 0"),
+        ({"rho": [1.0, 2.0]}, "one of each of the 1 constraints"),
         ({"multiplier": 0.5}, "a textbook's multiplier with its sign changed"),
         ({"lambda_min": 1.0}, "lambda_min must be below 0"),
         ({"tau": 1.0}, "tau must be above 0 and below 1"),

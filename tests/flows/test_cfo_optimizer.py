@@ -76,7 +76,7 @@ def test_the_model_given_is_left_alone_and_every_round_is_kept():
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, kind, stop):
     cfo = ConstrainedFlowOptimizer(solver(kind), kl_samples=20)
     whole = fit(GaussianFlow(STEPS), cfo)
-    calls = {"left": 9}
+    calls = {"left": 11}
 
     def interrupting(x):
         calls["left"] -= stop == "in a round"
@@ -111,6 +111,25 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path, bound=2.0)
     with pytest.raises(ValueError, match="model"):
         fit(GaussianFlow(STEPS, mean=1.0), cfo, checkpoint=tmp_path)
+    for changed in (
+        {"reward": square},
+        {"constraint": lambda x: square(x) + 1},
+        {"reward": lambda x: x[:, 0] * torch.nan},
+    ):
+        with pytest.raises((ValueError, FloatingPointError), match=r"scores|all 8 samples"):
+            fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path, **changed)
+    more = fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path, rounds=2)
+    assert len(more.history) == len(fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path, rounds=1).history) == 2
+    assert more.history[0].divergence != more.history[0].divergence  # NaN, which JSON has not
+    record = json.loads((tmp_path / "run.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    for key, value in (("generator", "zz"), ("rounds", []), ("networks", ["../x"]), ("settings", 3)):
+        (tmp_path / "run.json").write_text(json.dumps(record | {key: value}))
+        with pytest.raises(ValueError, match="no record of a run"):
+            fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "round-0002.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match="network of round 2 cannot be read"):
+        fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="no record of a run"):
         fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path)
@@ -171,6 +190,22 @@ def test_a_network_of_another_convention_is_tuned_alike_and_given_back_as_it_was
     torch.testing.assert_close(weights(turned.model), weights(plain.model))
 
 
+class OneTime(GaussianFlow):
+    """A network written for ODE solvers: one time for the whole batch."""
+
+    def forward(self, x, t, y=None):
+        assert t.ndim == 0
+        return super().forward(x, t)
+
+
+@pytest.mark.parametrize("kind", [AdjointMatching, NFT])
+def test_a_network_of_one_time_a_batch_is_tuned_alike(kind):
+    cfo = [ConstrainedFlowOptimizer(solver(kind, times_together=each), kl_samples=0) for each in (True, False)]
+    plain = fit(GaussianFlow(STEPS), cfo[0], rounds=1)
+    one = fit(velocity_of(OneTime(STEPS), time="scalar"), cfo[1], rounds=1)
+    torch.testing.assert_close(weights(one.model), weights(plain.model))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardWeighted(FlowSolver):
     """A trainer of a user's own: regression on samples of the base, weighted by exp(f / alpha)."""
@@ -217,6 +252,15 @@ def test_what_is_not_finite_is_counted_and_all_of_it_is_an_error():
         fit(GaussianFlow(STEPS), constraint=lambda x: x[:, 0] * torch.nan)
 
 
+def test_one_sample_that_counts_makes_no_round_feasible():
+    def only_the_largest(x):
+        return torch.where(x[:, 0] == x[:, 0].max(), 0.0, torch.nan)
+
+    found = fit(GaussianFlow(STEPS), ConstrainedFlowOptimizer(solver(NFT)), constraint=only_the_largest, rounds=1)
+    assert found.history[0].masked == 199
+    assert not found.history[0].feasible
+
+
 def test_an_interval_covers_the_gap():
     fine = ConstrainedFlowOptimizer(solver(steps=64, sample_steps=64), kl_samples=0)
     found = fit(GaussianFlow(64), fine, rounds=1, inner_steps=1, n_mc=2000)
@@ -230,6 +274,8 @@ def test_an_interval_covers_the_gap():
     ("changed", "error", "words"),
     [
         ({"kl": 0.0}, ValueError, "kl must be above 0"),
+        ({"kl": True}, ValueError, "kl must be above 0"),
+        ({"shape": 2}, ValueError, "shape must say"),
         ({"rounds": 0}, ValueError, "rounds must be a whole number"),
         ({"n_mc": 1}, ValueError, "n_mc must be a whole number, at least 2"),
         ({"constraint": 3}, TypeError, "constraint must be a function"),

@@ -37,9 +37,13 @@ def tilted(mixture):
 def test_the_mean_error_vanishes_at_the_exact_tilted_velocity_and_only_there(path, method, law):
     """With one draw a state, R and its gradient are noise; their means are not biased."""
     mixture = GAUSS if law == "gaussian" else PAIR
-    mfm = MetaFlowMap(GaussianBackbone(path=path), path) if law == "gaussian" else PosteriorFlow(PAIR.velocity(path), path, steps=8)
+    mfm = (
+        MetaFlowMap(GaussianBackbone(path=path), path)
+        if law == "gaussian"
+        else PosteriorFlow(PAIR.velocity(path), path, steps=8)
+    )
     goal, base = tilted(mixture).velocity(path), mixture.velocity(path)
-    n = 4000
+    n = 2000
     for t in (0.15, 0.5, 0.8):
         time = torch.full((n,), t, dtype=F64)
         x = torch.full((n, 1), 0.2, dtype=F64)
@@ -82,13 +86,20 @@ class Affine(nn.Module):
 def test_a_family_that_holds_the_tilted_flow_is_trained_to_it(method):
     network = Affine()
     found = finetune(
-        network, MetaFlowMap(GaussianBackbone()), linear, data=GAUSS.sample(4000, generator(1)), steps=300, batch=256, lr=0.02, method=method
+        network,
+        MetaFlowMap(GaussianBackbone()),
+        linear,
+        data=GAUSS.sample(4000, generator(1)),
+        steps=150,
+        batch=256,
+        lr=0.03,
+        method=method,
     )
     assert abs(float(found.network.mean) - (0.7 + SLOPE * 0.5)) < 0.05
     assert abs(float(found.network.log_variance.exp()) - 0.5) < 0.05
     assert float(network.mean) == pytest.approx(0.7)  # what was given is left as it was
-    assert found.network_calls == 300 * 256 * 3
-    assert found.reward_calls == 300 * 256 + 1024
+    assert found.network_calls == 150 * 256 * 3
+    assert found.reward_calls == 150 * 256 + 1024
     assert 0.5 < found.effective < 1
 
 
@@ -106,14 +117,23 @@ class Corrected(nn.Module):
 
 def test_a_network_ends_in_the_tilted_mixture():
     base = PAIR.to(torch.float32).velocity()
-    mfm = PosteriorFlow(base, steps=5)
+    mfm = PosteriorFlow(base, steps=4)
     found = finetune(
-        base, mfm, linear, data=PAIR.to(torch.float32).sample, steps=250, batch=192, lr=1e-2, ema=0.95, network=Corrected(), method="weights"
+        base,
+        mfm,
+        linear,
+        data=PAIR.to(torch.float32).sample,
+        steps=180,
+        batch=128,
+        lr=1e-2,
+        ema=0.95,
+        network=Corrected(),
+        method="weights",
     )
-    x = sample(found.network, noise(3000, 1, dtype=torch.float32), steps=40, method="heun").x.double()
+    x = sample(found.network, noise(2000, 1, dtype=torch.float32), steps=25, method="heun").x.double()
     goal = tilted(PAIR)
     assert abs(float(goal.weights[1]) - 0.3) > 0.2
-    assert abs(float((x > 0).double().mean()) - float(goal.weights[1])) < 0.07
+    assert abs(float((x > 0).double().mean()) - float(goal.weights[1])) < 0.1
     assert abs(float(x.mean()) - float(goal.mean())) < 0.12
 
 
@@ -121,7 +141,7 @@ def test_what_cannot_be_trained_or_asked_is_told():
     data, mfm = GAUSS.sample(64, generator()), MetaFlowMap(GaussianBackbone())
     with pytest.raises(TypeError, match="pass network="):
         finetune(GAUSS.velocity(), mfm, linear, data=data, steps=1)
-    with pytest.raises(ValueError, match="no gradient.*weights"):
+    with pytest.raises(ValueError, match=r"no gradient.*weights"):
         finetune(Affine(), mfm, lambda x1: (x1[:, 0] > 0).double(), data=data, steps=1)
     with pytest.raises(ValueError, match="has no sigma"):
         finetune(Affine(), mfm, linear, data=data, steps=1, method="weights", sigma=3.0)

@@ -58,7 +58,9 @@ def test_where_the_state_is_clean_the_flow_goes_straight_to_it(path):
     u = inner_velocity(random_mixture(3, 4).velocity(path), path)
     for s in TIMES[:-1]:
         rate = path.d_sigma(s) / path.sigma(s)
-        torch.testing.assert_close(u(s, y, 1.0, x), path.d_alpha(s) * x + rate * (y - path.alpha(s) * x), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            u(s, y, 1.0, x), path.d_alpha(s) * x + rate * (y - path.alpha(s) * x), rtol=1e-6, atol=1e-6
+        )
     assert torch.isfinite(u(1.0, y, 1.0, x)).all()  # where there is none
 
 
@@ -67,12 +69,16 @@ def test_at_t_0_it_is_the_velocity_itself_whatever_the_state(path):
     v = random_mixture(3, 4).velocity(path)
     y = noise(4, 3)
     for s in TIMES:
-        torch.testing.assert_close(inner_velocity(v, path)(s, y, 0.0, noise(4, 3, seed=9)), v(y, s), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            inner_velocity(v, path)(s, y, 0.0, noise(4, 3, seed=9)), v(y, s), rtol=1e-9, atol=1e-9
+        )
 
 
 @every_path
 def test_precisions_add_and_the_merged_state_is_the_sufficient_statistic(path):
-    s, t = torch.meshgrid(torch.linspace(0.01, 0.99, 9, dtype=F64), torch.linspace(0.01, 0.99, 9, dtype=F64), indexing="ij")
+    s, t = torch.meshgrid(
+        torch.linspace(0.01, 0.99, 9, dtype=F64), torch.linspace(0.01, 0.99, 9, dtype=F64), indexing="ij"
+    )
     flow = inner_flow(s, t, path)
     torch.testing.assert_close(path.snr(flow.time), path.snr(s) + path.snr(t), rtol=1e-9, atol=0)
     one, two = (path.alpha(c) / path.sigma(c) ** 2 for c in (t, s))
@@ -94,7 +100,9 @@ def test_times_for_each_state_and_derivatives_at_the_corner_are_regular():
 
 @pytest.mark.parametrize("t", [0.0, 0.2, 0.5, 0.8, 0.97, 1.0])
 def test_draws_have_the_posterior_mean_covariance_and_mode_weights(t):
-    mixture = GaussianMixture(torch.tensor([0.3, 0.7]), torch.tensor([[-1.5, 0.5], [1.0, 0.0]]), torch.tensor([0.05, 0.1]))
+    mixture = GaussianMixture(
+        torch.tensor([0.3, 0.7]), torch.tensor([[-1.5, 0.5], [1.0, 0.0]]), torch.tensor([0.05, 0.1])
+    )
     x = torch.tensor([[-0.1, 0.1], [0.2, 0.3]], dtype=F64)
     n = 4000
     draws = PosteriorFlow(mixture.velocity(), steps=24).sample_posterior(x, t, n, generator=generator(3))

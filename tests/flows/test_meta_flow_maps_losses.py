@@ -95,7 +95,7 @@ def test_attention_without_forward_derivative_gives_a_sentence_and_a_way_out():
     teacher = DATA.to(torch.float32).velocity()
     x1 = DATA.sample(16, generator()).float()
     mfm = MetaFlowMap(_Fused())
-    with pytest.raises(NotImplementedError, match="sdpa_kernel.*double-backward.*psd"):
+    with pytest.raises(NotImplementedError, match=r"sdpa_kernel.*double-backward.*psd"):
         MFMTrainer(mfm, teacher, batch=16).loss(x1)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         plain = MFMTrainer(mfm, teacher, batch=16).loss(x1)
@@ -164,7 +164,9 @@ def test_batches_come_from_tensors_pairs_and_loaders(tmp_path):
 
 
 def test_guidance_is_taught_to_labels_and_not_to_the_null_label():
-    classes = GaussianMixture(torch.tensor([0.5, 0.5]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0.1, 0.1]))
+    classes = GaussianMixture(
+        torch.tensor([0.5, 0.5]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0.1, 0.1])
+    )
     v = classes.velocity()
     trainer = MFMTrainer(MetaFlowMap(GaussianBackbone()), v, guidance=3.0, null_label=2)
     x, t, labels = noise(3, 2), torch.full((3,), 0.5, dtype=F64), torch.tensor([0, 1, 2])

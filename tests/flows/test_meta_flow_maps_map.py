@@ -16,7 +16,7 @@ from tests.flows.mfm_exact import F64, GaussianBackbone, generator, noise
 
 pytestmark = pytest.mark.torch
 PAIR = GaussianMixture(torch.tensor([0.4, 0.6]), torch.tensor([[-1.0], [0.8]], dtype=F64), torch.tensor([0.12, 0.2]))
-TIMES = (0.0, 0.3, 0.6, 0.9, 1.0)
+TIMES = (0.0, 0.4, 0.9, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def learned():
     trainer = MFMTrainer(
         mfm, single.velocity(), distill="psd", batch=192, lr=5e-3, cooldown=0.7, ema=0.99, warmup=30, diagonal=0.3
     )
-    return trainer.fit(single.sample, 1000)
+    return trainer.fit(single.sample, 700)
 
 
 NETWORKS = {
@@ -97,17 +97,15 @@ def test_few_step_samples_of_the_exact_map_have_the_law_of_the_data(kernel, step
 def test_draws_of_a_trained_map_have_posterior_mean_spread_and_weights(learned, t):
     x = t * PAIR.sample(16, generator(5)) + (1 - t) * noise(16, 1, seed=6)
     law = PAIR.posterior(x, t)
-    draws = learned.sample_posterior(x.float(), t, 2000, generator=generator(8)).double()
+    draws = learned.sample_posterior(x.float(), t, 800, generator=generator(8)).double()
     scale = law.covariance[:, 0].sqrt()
-    print(t, ((draws.mean(0) - law.mean).abs() / scale).mean(), (draws.std(0) / scale).log().abs().mean(), )
     assert float(((draws.mean(0) - law.mean).abs() / scale).mean()) < 0.15
     assert float((draws.std(0) / scale).log().abs().mean()) < 0.15
-    exact = PAIR.posterior_sample(x, t, 2000, generator(9))
+    exact = PAIR.posterior_sample(x, t, 800, generator(9))
     left = [(v < -0.1).double().mean(0)[:, 0] for v in (draws, exact)]
     assert float((left[0] - left[1]).abs().mean()) < 0.06
     apart = energy_distance(draws.transpose(0, 1), exact.transpose(0, 1))
-    point = energy_distance(law.mean[:, None].expand(-1, 2000, -1), exact.transpose(0, 1))
-    print(apart.mean()/point.mean())
+    point = energy_distance(law.mean[:, None].expand(-1, 800, -1), exact.transpose(0, 1))
     assert float(apart.mean()) < 0.1 * float(point.mean())
 
 
@@ -159,7 +157,7 @@ def test_weights_and_counts_and_refusals(learned, tmp_path):
     other.sample_posterior(x, 0.2, 5, steps=3)
     assert other.evaluations - before == 4 * 5 * 3
     for t in (1.2, -0.1, torch.tensor([0.1, 0.2, 0.3, 700.0])):
-        with pytest.raises(ValueError, match="0 .noise. to 1"):
+        with pytest.raises(ValueError, match=r"0 .noise. to 1"):
             learned.sample_posterior(x, t)
     with pytest.raises(ValueError, match="steps must be at least 1"):
         learned.sample_posterior(x, 0.5, steps=0)
@@ -167,3 +165,14 @@ def test_weights_and_counts_and_refusals(learned, tmp_path):
         learned.sample_posterior(x * math.nan, 0.5)
     with pytest.raises(ValueError, match="data_std"):
         MapMLP(2, data_std=0.0)
+
+
+@pytest.mark.parametrize("path", [LinearPath(), CosinePath()], ids=["linear", "cosine"])
+def test_the_perceptron_begins_as_the_exact_map_of_a_gaussian(path):
+    mfm = MetaFlowMap(MapMLP(2, width=8, depth=1, data_std=0.5**0.5, path=path).to(F64), path)
+    exact = MetaFlowMap(GaussianBackbone(mean=0.0, variance=0.5, path=path), path)
+    x, y = noise(6, 2, seed=1), noise(6, 2, seed=2)
+    for t in (0.0, 0.4, 0.9):
+        for s, u in ((0.0, 1.0), (0.2, 0.7), (0.5, 0.5005), (0.3, 0.3)):
+            found, truth = (m.average_velocity(s, u, y, t, x) for m in (mfm, exact))
+            torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-6)

@@ -215,7 +215,7 @@ def test_timesteps_are_not_taken_for_times():
     ):
         use(1 - 1e-9)
         for t in (700.0, -1.0, math.nan):
-            with pytest.raises(ValueError, match="times lie between 0 .* timesteps of 0 to 1000 have to be divided"):
+            with pytest.raises(ValueError, match=r"times lie between 0 .* timesteps of 0 to 1000 have to be divided"):
                 use(t)
 
 

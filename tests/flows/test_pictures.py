@@ -54,6 +54,27 @@ def test_points_and_paths_lie_where_they_should():
     assert picture_source(drawn).startswith("data:image/svg+xml")
 
 
+def test_a_trajectory_is_broken_where_it_has_no_place():
+    paths = np.array([[[0.0, 0.0]], [[np.nan, 0.0]], [[1.0, 1.0]], [[1.0, 0.0]]])
+    root = ElementTree.fromstring(plane(np.zeros((1, 2)), paths=paths, span=(0, 2, 0, 2), size=100))
+    assert next(root.iter("{http://www.w3.org/2000/svg}path")).get("d") == "M0.0 100.0M50.0 50.0L50.0 100.0"
+
+
+def test_half_precision_is_drawn_and_odd_settings_are_told():
+    torch = pytest.importorskip("torch")
+    assert image_grid(torch.ones(2, 3, 3).bfloat16()) == image_grid(np.ones((2, 3, 3)))
+    assert plane(torch.ones(2, 2).bfloat16()) == plane(np.ones((2, 2)))
+    for options, words in (
+        ({"low": 1.0}, "low must lie below high"),
+        ({"columns": 0}, "columns and scale are whole numbers"),
+        ({"scale": 0}, "columns and scale are whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            image_grid(np.ones((2, 3, 3)), **options)
+    with pytest.raises(ValueError, match="span must be"):
+        plane(np.ones((2, 2)), span=(0, 0, 1, 2))
+
+
 @pytest.mark.parametrize("points", [np.zeros((3, 3)), np.full((2, 2), np.inf), np.zeros(2)])
 def test_points_that_cannot_be_drawn_are_refused(points):
     with pytest.raises(ValueError, match=r"plane|finite"):

@@ -154,7 +154,7 @@ def test_images_and_dtypes_are_kept():
 
 
 def test_what_cannot_be_is_said():
-    x = draws(2, 3)
+    x, before = draws(2, 3), torch.get_rng_state()
     for scheduler, times, words in (
         ("ddim", grid(3), "no scheduler 'ddim'; choose one of euler, heun"),
         ("euler", grid(3, end=0.9), r"end at t = 1; the grid runs from 0 to 0\.9"),
@@ -166,8 +166,19 @@ def test_what_cannot_be_is_said():
         ),
         (diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True), grid(3), "stochastic_sampling"),
         (object(), grid(3), "one of diffusers' flow schedulers, got object"),
+        (
+            diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", **FLOW),
+            grid(3),
+            "DPMSolverMultistepScheduler draws random numbers",
+        ),
+        (diffusers.FlowMatchLCMScheduler(), grid(3), "FlowMatchLCMScheduler draws random numbers"),
     ):
         with pytest.raises(ValueError, match=words):
             scheduler_sample(exact(), x, scheduler, times=times)
+    with pytest.raises(
+        FloatingPointError, match=r"the state of DEISMultistepScheduler is not finite in 6 of 6 entries"
+    ):
+        scheduler_sample(exact(), x, diffusers.DEISMultistepScheduler(**FLOW), times=grid(3))
     with pytest.raises(ValueError, match=r"taken as 0\.5, which is not above the second, 0\.66"):
         scheduler_sample(exact(), x, "unipc", times=grid(3), first_noise=0.5)
+    assert torch.equal(torch.get_rng_state(), before)

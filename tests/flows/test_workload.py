@@ -80,9 +80,9 @@ def test_a_problem_with_a_velocity_of_its_own_is_checked_too_on_its_own_path():
         given(FlowProblem("mine", mixture=mixture(), velocity=backwards))
     with pytest.raises(SpecError, match=r"mine cannot be asked .* IndexError"):  # a label that the model does not know
         given(FlowProblem("mine", data, torch.arange(300) % 7, lambda x, t, y: torch.zeros(3, 3).double()[y]))
-    with pytest.raises(SpecError, match="the velocity of mine .* not finite in"):
+    with pytest.raises(SpecError, match="mine: the velocity is not finite in"):
         given(FlowProblem("mine", data, velocity=lambda x, t: x * np.nan))
-    with pytest.raises(SpecError, match=r"the velocity of mine .* shape \(240,\) for data of shape \(240, 3\)"):
+    with pytest.raises(SpecError, match=r"mine: the velocity has shape \(240,\) for data of shape \(240, 3\)"):
         given(FlowProblem("mine", data, velocity=lambda x, t: x[:, 0]))
     cosine = FlowProblem("mine", data, velocity=mixture().velocity(CosinePath()), path=CosinePath())
     assert given(cosine) is cosine
@@ -91,6 +91,17 @@ def test_a_problem_with_a_velocity_of_its_own_is_checked_too_on_its_own_path():
     untrained._trained = lambda: asked.append(1)
     assert given(untrained) is untrained
     assert not asked  # opening trains nothing
+
+
+def test_arrays_of_doubles_get_a_velocity_that_takes_them(quickly, monkeypatch):
+    monkeypatch.setattr(_problem, "VECTORS", {"steps": 2, "batch": 4, "lr": 1e-3})
+    opened = given(rows())
+    x = opened.noise(4, torch.Generator().manual_seed(0))
+    assert x.dtype == torch.float64
+    assert sample(opened.velocity, x, steps=2).x.dtype == torch.float64
+    torch.testing.assert_close(
+        opened.velocity(x, 0.5).float(), FlowProblem("mine", opened.data.float()).velocity(x.float(), 0.5)
+    )
 
 
 def test_arrays_are_standardised():
@@ -123,6 +134,10 @@ def test_tables_of_numbers_open_with_classes_where_a_column_is_named(tmp_path):
     frame[["a", "b"]].assign(a=[np.nan, *frame["a"][1:]]).to_csv(path, index=False)
     with pytest.warns(UserWarning, match=r"1 of 60 rows of mine\.csv have missing values"):
         assert len(opened(str(path)).data) == 59
+    frame.assign(kind=[None, *frame["kind"][1:]]).to_csv(path, index=False)
+    with pytest.warns(UserWarning, match=r"1 of 60 rows of mine\.csv have missing values"):
+        problem = opened(f"{path}:kind")
+    assert (problem.classes, len(problem.data)) == (3, 59)  # a missing label is no class
     frame[["a", "b"]].head(5).to_csv(path, index=False)
     with pytest.raises(SpecError, match="5 data; at least 10"):
         opened(str(path))
@@ -163,6 +178,8 @@ def test_an_object_is_imported_and_a_function_is_called(tmp_path, monkeypatch):
         (np.ones(20), r"vectors \(N, D\) or images \(N, C, H, W\), got shape \(20,\)"),
         (np.array([["a", "b"]] * 20), "are not numbers"),
         ((exact(), rows(), [0.5] * 60), "labels of own must be 60 whole numbers"),
+        ((exact(), rows(), ["a"] * 60), "labels of own must be 60 whole numbers from 0, got"),
+        ((exact(), rows(), [-1] * 60), "labels of own must be 60 whole numbers"),
     ],
     ids=str,
 )
@@ -183,6 +200,8 @@ def test_train_and_test_share_nothing_and_labels_stay_with_their_data():
     assert torch.equal(problem.train_labels, (problem.train[:, 0] / 2).long() % 5)
     assert torch.equal(problem.test_labels, (problem.test[:, 0] / 2).long() % 5)
     assert torch.equal(FlowProblem("numbers", data).test, problem.test)
+    for labels in (np.arange(100, dtype=np.uint64), np.arange(200)[::-2], list(range(100))):
+        assert FlowProblem("numbers", data, labels).labels.tolist() == [int(label) for label in labels]
     generator = torch.Generator().manual_seed(0)
     assert set(problem.draw(50, generator)[:, 0].tolist()) <= set(problem.train[:, 0].tolist())
     assert problem.noise(7, generator).shape == (7, 2)

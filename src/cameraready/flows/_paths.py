@@ -21,6 +21,8 @@ from torch import Tensor
 Time = float | Tensor
 Kind = Literal["velocity", "score", "x1", "noise"]
 KINDS: tuple[Kind, ...] = ("velocity", "score", "x1", "noise")
+#: How far a time may lie outside [0, 1]: rounding, and the differences by which derivatives in time are tested.
+SLACK = 1e-3
 
 
 class Path(ABC):
@@ -67,12 +69,12 @@ class Path(ABC):
 
     def interpolate(self, x1: Tensor, x0: Tensor, t: Time) -> Tensor:
         """The state ``x_t`` between noise `x0` and data `x1`, both (B, ...), at `t`."""
-        t = time_like(t, x1)
+        t = time_like(check_time(t), x1)
         return (self.alpha(t) * x1 + self.sigma(t) * x0).to(x1.dtype)
 
     def target(self, x1: Tensor, x0: Tensor, t: Time) -> Tensor:
         """The conditional velocity ``alpha'(t) x1 + sigma'(t) x0``, what flow matching regresses on; shapes as in `interpolate`."""
-        t = time_like(t, x1)
+        t = time_like(check_time(t), x1)
         return (self.d_alpha(t) * x1 + self.d_sigma(t) * x0).to(x1.dtype)
 
 
@@ -213,7 +215,7 @@ def convert(
     Raises
     ------
     ValueError
-        An unknown kind; shapes that differ; or, without `eps`, a time at which the conversion does not exist: a score where there is no noise,
+        An unknown kind; shapes that differ; a number outside [0, 1] as time; or, without `eps`, a time at which the conversion does not exist: a score where there is no noise,
         anything from the noise (or its score) where there is no data in the state, anything from ``x1`` where there is no noise.
     """
     _check_kinds(source, target)
@@ -221,9 +223,9 @@ def convert(
         raise ValueError(
             f"the prediction has shape {tuple(prediction.shape)} and the state {tuple(x.shape)}; they must be the same"
         )
+    dtype, t = x.dtype, time_like(check_time(t), x)
     if source == target:
-        return prediction.to(x.dtype)
-    dtype, t = x.dtype, time_like(t, x)
+        return prediction.to(dtype)
     work = torch.promote_types(dtype, torch.float32)
     prediction, x = prediction.to(work), x.to(work)
     alpha, sigma, d_alpha, d_sigma = path.alpha(t), path.sigma(t), path.d_alpha(t), path.d_sigma(t)
@@ -258,7 +260,7 @@ def reparametrise_path(velocity: Callable[..., Tensor], source_path: Path, targe
 
     Both paths visit the same ratios ``alpha : sigma``, so that ``x_t`` of the one is ``c z_u`` of the other; data and noise
     predicted at ``(x / c, u)`` are those at ``(x, t)``. Where `source_path` does not reach a ratio (some discrete schedules end short of pure noise),
-    its nearer end is asked.
+    its nearer end is asked, at a state of the norm that it knows there; see `on_path`.
 
     Parameters
     ----------
@@ -272,22 +274,51 @@ def reparametrise_path(velocity: Callable[..., Tensor], source_path: Path, targe
     """
 
     def moved(x: Tensor, t: Time, y: Tensor | None = None) -> Tensor:
-        time, u, scale = matching_time(t, x, source_path, target_path)
-        z = (x / scale).to(x.dtype)
+        time = time_like(check_time(t), x)
+        u = source_path.time_of(target_path.alpha(time), target_path.sigma(time))
+        z = (x / scale_between(source_path, u, target_path, time)).to(x.dtype)
         there = velocity(z, _flat(u)) if y is None else velocity(z, _flat(u), y)
         x1 = convert(there, z, _flat(u), source="velocity", target="x1", path=source_path)
         noise = convert(there, z, _flat(u), source="velocity", target="noise", path=source_path)
-        return (target_path.d_alpha(time) * x1 + target_path.d_sigma(time) * noise).to(x.dtype)
+        return on_path(x1, noise, x, time, target_path)
 
     return moved
 
 
-def matching_time(t: Time, x: Tensor, source_path: Path, target_path: Path) -> tuple[Time, Time, Time]:
-    """Times of `target_path` broadcast over `x`, the time of `source_path` with the same ratio, and the scale ``x_target / x_source``."""
-    time = time_like(t, x)
-    alpha, sigma = target_path.alpha(time), target_path.sigma(time)
-    u = source_path.time_of(alpha, sigma)
-    return time, u, (alpha + sigma) / (source_path.alpha(u) + source_path.sigma(u))
+def scale_between(source_path: Path, u: Time, target_path: Path, t: Time) -> Time:
+    """``x_target / x_source`` of states with the same ratio: that of the roots of ``alpha^2 + sigma^2``.
+
+    Where `u` is only the nearest that `source_path` has, data of variance one keep the variance that a network of that path was trained on. Any other
+    norm would not do: a predicted noise is multiplied by ``sigma / alpha`` there, and so is what is wrong with the state.
+    """
+    return _norm(target_path.alpha(t), target_path.sigma(t)) / _norm(source_path.alpha(u), source_path.sigma(u))
+
+
+def on_path(x1: Tensor, noise: Tensor, x: Tensor, t: Time, path: Path) -> Tensor:
+    """The velocity at `x` from both posterior means, of which ``alpha x1 + sigma noise = x`` holds.
+
+    Means from the nearest time of another path fall short of that identity where it ends early; they are moved the least that makes it hold
+    (at t = 0 the noise becomes `x`, at t = 1 the data do). Elsewhere that is nothing but rounding.
+    """
+    alpha, sigma = path.alpha(t), path.sigma(t)
+    missing = (x - alpha * x1 - sigma * noise) / (alpha**2 + sigma**2)
+    x1, noise = x1 + alpha * missing, noise + sigma * missing
+    return (path.d_alpha(t) * x1 + path.d_sigma(t) * noise).to(x.dtype)
+
+
+def check_time(t: Time, tensors: bool = False) -> Time:
+    """`t` itself; a ValueError where it is a number (or, with `tensors`, a tensor with numbers) outside [0, 1], but for rounding."""
+    if isinstance(t, Tensor):
+        if not tensors or t.numel() == 0:
+            return t
+        low, high = (float(end) for end in torch.aminmax(t.detach()))
+    else:
+        low = high = float(t)
+    if not (low >= -SLACK and high <= 1 + SLACK):
+        raise ValueError(
+            f"times lie between 0 (noise) and 1 (data), got {low:g}{'' if low == high else f' to {high:g}'}; timesteps of 0 to 1000 have to be divided"
+        )
+    return t
 
 
 def time_like(t: Time, x: Tensor) -> Time:
@@ -347,6 +378,10 @@ def _flat(t: Time) -> Time:
 
 def _sin(t: Time) -> Time:
     return torch.sin(t) if isinstance(t, Tensor) else math.sin(t)
+
+
+def _norm(alpha: Time, sigma: Time) -> Time:
+    return (alpha**2 + sigma**2) ** 0.5
 
 
 def _angle(alpha: Time, sigma: Time) -> Time:

@@ -31,7 +31,11 @@ def image_grid(images: Any, *, columns: int = 8, scale: int = 4, low: float = -1
     ValueError
         No image, another shape, or values that are not finite.
     """
-    values = np.asarray(images.detach().cpu() if hasattr(images, "detach") else images, dtype=np.float64)
+    values = _numbers(images)
+    if not low < high:
+        raise ValueError(f"low must lie below high, got {low} and {high}")
+    if columns < 1 or scale < 1:
+        raise ValueError(f"columns and scale are whole numbers, at least 1, got {columns} and {scale}")
     if values.ndim == 4 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 3 or 0 in values.shape:
@@ -104,6 +108,8 @@ def plane(
         left, right, bottom, top = left - room, right + room, bottom - room, top + room
     else:
         left, right, bottom, top = span
+        if not (left < right and bottom < top):
+            raise ValueError(f"span must be (left, right, bottom, top) with left < right and bottom < top, got {span}")
     unit = size / max(right - left, top - bottom)
 
     def place(points: np.ndarray) -> np.ndarray:
@@ -116,7 +122,11 @@ def plane(
         f'viewBox="0 0 {width:.1f} {height + legend:.1f}">'
     ]
     if lines.size:
-        steps = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place(line)) for line in lines.swapaxes(0, 1))
+        steps = "".join(
+            "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place(run))
+            for line in lines.swapaxes(0, 1)
+            for run in _unbroken(line)
+        )
         drawn.append(f'<path d="{steps}" fill="none" stroke="#8a9099" stroke-width=".5"/>')
     for number, points in enumerate(arrays):
         points = points[np.isfinite(points).all(1)]
@@ -134,8 +144,21 @@ def plane(
     return "".join([*drawn, "</svg>"])
 
 
+def _unbroken(line: np.ndarray) -> list[np.ndarray]:
+    """The stretches of a trajectory (steps, 2) between places that are not finite."""
+    finite = np.isfinite(line).all(1)
+    cuts = np.flatnonzero(np.diff(finite)) + 1
+    return [run for run, kept in zip(np.split(line, cuts), np.split(finite, cuts), strict=True) if len(run) and kept[0]]
+
+
+def _numbers(values: Any) -> np.ndarray:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double()  # numpy knows no bfloat16
+    return np.asarray(values, dtype=np.float64)
+
+
 def _flat(points: Any, dimensions: int) -> np.ndarray:
-    values = np.asarray(points.detach().cpu() if hasattr(points, "detach") else points, dtype=np.float64)
+    values = _numbers(points)
     if values.ndim != dimensions or values.shape[-1] != 2:
         raise ValueError(
             f"points in the plane are {'(steps, n, 2)' if dimensions == 3 else '(n, 2)'}, got {values.shape}"

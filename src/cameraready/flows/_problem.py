@@ -52,7 +52,9 @@ class FlowProblem:
     classes : int
         Number of labels, 0 without.
     is_exact : bool
-        Whether the velocity is known without learning error.
+        Whether the velocity is known without learning error: a mixture's.
+    has_own_velocity : bool
+        Whether the velocity is a model that was given.
 
     Raises
     ------
@@ -85,6 +87,7 @@ class FlowProblem:
         self.name, self.path, self.mixture, self.classifier = name, path, mixture, classifier
         self.data = _states(name, data)
         self.labels = None if labels is None else _labels(name, labels, len(self.data))
+        self.has_own_velocity = velocity is not None
         self._velocity = velocity if velocity is not None or mixture is None else mixture.velocity(path)
         order = torch.from_numpy(np.random.default_rng(9).permutation(len(self.data)))
         held = max(1, round(TEST_SHARE * len(self.data)))
@@ -103,7 +106,7 @@ class FlowProblem:
 
     @property
     def is_exact(self) -> bool:
-        return self.mixture is not None
+        return self.mixture is not None and not self.has_own_velocity
 
     @property
     def train(self) -> Tensor:
@@ -145,6 +148,7 @@ class FlowProblem:
         return train[torch.randint(len(train), (n,), generator=generator)]
 
     def _trained(self) -> Callable[..., Tensor]:
+        from cameraready.flows._adapters import velocity_of
         from cameraready.flows._toy.cached import cached
         from cameraready.flows._toy.networks import MLPVelocity, UNet
         from cameraready.flows._toy.training import train_flow
@@ -188,13 +192,14 @@ class FlowProblem:
                 **settings,
             )
 
-        return cached(recipe, build, train)
+        net = cached(recipe, build, train)
+        return net if self.data.dtype == torch.float32 else velocity_of(net, path=self.path)  # takes their dtype
 
 
 def _states(name: str, data: Any) -> Tensor:
     if not isinstance(data, Tensor):
         try:
-            data = torch.from_numpy(np.ascontiguousarray(np.asarray(data)))
+            data = torch.from_numpy(np.require(data, requirements=("C", "W")))
         except TypeError:
             raise ValueError(f"the data of {name} are not numbers; give an array or tensor of floating point") from None
     if data.dim() not in (2, 4):
@@ -216,9 +221,9 @@ def _states(name: str, data: Any) -> Tensor:
 
 
 def _labels(name: str, labels: Any, count: int) -> Tensor:
-    labels = labels if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
-    if labels.shape != (count,) or labels.is_floating_point() or bool((labels < 0).any()):
+    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if values.shape != (count,) or values.dtype.kind not in "iub" or (values < 0).any():
         raise ValueError(
-            f"labels of {name} must be {count} whole numbers from 0, got {labels.dtype} of shape {tuple(labels.shape)}"
+            f"labels of {name} must be {count} whole numbers from 0, got {values.dtype} of shape {values.shape}"
         )
-    return labels.to("cpu", torch.int64)
+    return torch.from_numpy(values.astype(np.int64))

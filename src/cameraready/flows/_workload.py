@@ -43,7 +43,8 @@ def open_flow(spec: Spec, shipped: Sequence[str] | Mapping[str, Callable[[], Any
     Raises
     ------
     SpecError
-        An unknown name, a table that holds no numbers, an object that is none of those, a velocity whose time runs the wrong way.
+        An unknown name, a table that holds no numbers, an object that is none of those, a velocity that does not take the data or whose time runs the wrong
+        way (whether it comes with data or within a FlowProblem).
     """
     from cameraready.evidence import SpecError
 
@@ -66,6 +67,8 @@ def _of_value(name: str, value: Any) -> FlowProblem:
     from cameraready.evidence import SpecError
 
     if isinstance(value, FlowProblem):
+        if value.has_own_velocity:
+            _checked(value)
         return value
     velocity, data, labels = None, value, None
     if isinstance(value, tuple):
@@ -79,25 +82,35 @@ def _of_value(name: str, value: Any) -> FlowProblem:
         problem = FlowProblem(name, data, labels, velocity)
         if velocity is None:
             return _standardised(problem)
-        _check(problem)
     except ValueError as error:
         raise SpecError(str(error)) from error
+    _checked(problem)
     return problem
 
 
-def _check(problem: FlowProblem) -> None:
-    """Raise a ValueError for a velocity that does not take these data, or whose time runs the wrong way."""
+def _checked(problem: FlowProblem) -> None:
+    """Raise a SpecError for a velocity that does not take these data, gives no velocities, or whose time runs the wrong way."""
     import torch
 
+    from cameraready.evidence import SpecError
     from cameraready.flows._adapters import check_direction
 
     labels = None if problem.train_labels is None else problem.train_labels[:CHECKED]
     try:
         check_direction(
-            problem.velocity, problem.train[:CHECKED], y=labels, generator=torch.Generator().manual_seed(0), draws=2
+            problem.velocity,
+            problem.train[:CHECKED],
+            y=labels,
+            path=problem.path,
+            generator=torch.Generator().manual_seed(0),
+            draws=2,
         )
-    except (TypeError, RuntimeError) as error:  # the user's model, whatever it does with states of another shape
-        raise ValueError(
+    except (ValueError, FloatingPointError) as error:
+        raise SpecError(f"{problem.name}: {error}") from error
+    except (
+        Exception
+    ) as error:  # the user's model, whatever it does with states of another shape or labels it does not know
+        raise SpecError(
             f"the velocity of {problem.name} cannot be asked as v(x, t{'' if labels is None else ', y'}) with x of shape "
             f"{tuple(problem.train[:CHECKED].shape)} and t of shape ({min(CHECKED, len(problem.train))},): {type(error).__name__}: {error}"
         ) from error
@@ -119,6 +132,8 @@ def _of_table(spec: Spec) -> FlowProblem:
         raise SpecError(f"{spec.name} has no column of numbers")
     rows = features.to_numpy(np.float32)
     kept = np.isfinite(rows).all(axis=1)
+    if "target" in roles:
+        kept &= roles["target"].notna().to_numpy()
     if not kept.all():
         warnings.warn(
             f"{int((~kept).sum())} of {len(rows)} rows of {spec.name} have missing values and are left out",
@@ -126,7 +141,7 @@ def _of_table(spec: Spec) -> FlowProblem:
         )
     labels = None
     if "target" in roles:
-        labels = np.unique(roles["target"].astype(str).to_numpy(), return_inverse=True)[1][kept]
+        labels = np.unique(roles["target"][kept].astype(str).to_numpy(), return_inverse=True)[1]
         if labels.max(initial=0) >= 100:
             raise SpecError(f"{spec.target} has more than 100 different values; labels of a flow are classes")
     constant = rows[kept].std(axis=0) == 0 if kept.any() else np.zeros(rows.shape[1], bool)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from cameraready.flows._adapters.velocity import Velocity, turned
-from cameraready.flows._paths import LINEAR, Path
+from cameraready.flows._paths import LINEAR, Path, check_finite
 
 #: Another reading has to have a loss this small, relative to the model as it is, to count as the right one.
 MARGIN = 0.9
+#: Parts of the data with a time of their own, for models that take one time for a whole batch.
+PARTS = 8
 
 
 def looks_reversed(
@@ -36,6 +38,11 @@ def looks_reversed(
     path : Path
     draws : int
         How often all of `data` is noised, with one time for each.
+
+    Raises
+    ------
+    ValueError, FloatingPointError
+        The model gives no tensor of the data's shape, or numbers that are not finite.
     """
     losses = _losses(velocity, data, generator, y, path, draws)
     ours, theirs = losses["as it is"], losses["reversed"]
@@ -81,21 +88,43 @@ def _losses(
     """Flow-matching losses of the model as it is, reversed, and with only its sign or only its time turned, on the same draws."""
     other = velocity.reversed() if isinstance(velocity, Velocity) else lambda x, t, *y: -velocity(x, 1 - t, *y)
     labels = () if y is None else (y,)
+
+    def asked(model: Callable[..., Tensor], x: Tensor, t: Tensor) -> Tensor:
+        v = model(x, t, *labels)
+        if not isinstance(v, Tensor):
+            raise ValueError(f"the model returned {type(v).__name__}, and a tensor like its states was expected")
+        return v
+
     readings: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "as it is": lambda x, t: velocity(x, t, *labels),
-        "reversed": lambda x, t: other(x, t, *labels),
-        "sign": lambda x, t: -velocity(x, t, *labels),
-        "time": lambda x, t: -other(x, t, *labels),
+        "as it is": lambda x, t: asked(velocity, x, t),
+        "reversed": lambda x, t: asked(other, x, t),
+        "sign": lambda x, t: -asked(velocity, x, t),
+        "time": lambda x, t: -asked(other, x, t),
     }
     calls = velocity.calls if isinstance(velocity, Velocity) else 0
     sums = dict.fromkeys(readings, 0.0)
     with torch.no_grad():
-        for _ in range(draws):
-            t = 0.05 + 0.9 * torch.rand(len(data), generator=generator, dtype=data.dtype, device=data.device)
-            x0 = torch.randn(data.shape, generator=generator, dtype=data.dtype, device=data.device)
-            x, target = path.interpolate(data, x0, t), path.target(data, x0, t)
+        for x1, t, share in _noised(velocity, data, generator, draws):
+            x0 = torch.randn(x1.shape, generator=generator, dtype=x1.dtype, device=x1.device)
+            x, target = path.interpolate(x1, x0, t), path.target(x1, x0, t)
             for name, reading in readings.items():
-                sums[name] += float((reading(x, t) - target).double().square().mean()) / draws
+                v = reading(x, t)
+                if v.shape != x.shape:  # which broadcasting would hide
+                    raise ValueError(f"the velocity has shape {tuple(v.shape)} for data of shape {tuple(x.shape)}")
+                check_finite(v, t)
+                sums[name] += float((v - target).double().square().mean()) * share
     if isinstance(velocity, Velocity):
         velocity.calls = calls  # looking at a model is not sampling from it
     return sums
+
+
+def _noised(
+    velocity: Callable[..., Tensor], data: Tensor, generator: torch.Generator | None, draws: int
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Data, their times and their share in the mean: a time for each, or, where the model takes one for all, for each of a few parts."""
+    alone = isinstance(velocity, Velocity) and not velocity.takes_times
+    for _ in range(draws):
+        for part in data.chunk(PARTS) if alone else (data,):
+            count = 1 if alone else len(part)
+            t = 0.05 + 0.9 * torch.rand(count, generator=generator, dtype=data.dtype, device=data.device)
+            yield part, t, len(part) / len(data) / draws

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ def from_torchcfm(model: nn.Module, *, path: Path = LINEAR) -> Velocity:
     A network wrapped for torchdyn (``torch_wrapper``) is unwrapped, since the wrapper takes no batch of times.
     """
     inner = getattr(model, "model", None)
-    if isinstance(inner, nn.Module) and len(_parameters(inner)) == 1:
+    wrapper = _parameters(model) == ("t", "x", "args", "kwargs")
+    if wrapper and isinstance(inner, nn.Module) and len(_parameters(inner)) == 1:
         model = inner
     if len(_parameters(model)) > 1:
         return velocity_of(model, call="t,x", path=path)
@@ -39,10 +41,7 @@ def from_flow_matching(model: Callable[..., Tensor], *, label: str = "y", path: 
         Linear for its ``CondOTScheduler``, `cameraready.flows._paths.CosinePath` for its ``CosineScheduler``.
     """
 
-    def ask(model: Callable[..., Tensor], x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        return model(x=x, t=t) if y is None else model(x=x, t=t, **{label: y})
-
-    return Velocity(ask, model, Reading(path=path, model_path=path))
+    return Velocity(_KeywordCall(label), model, Reading(path=path, model_path=path))
 
 
 def from_diffusers(
@@ -98,27 +97,56 @@ def from_diffusers(
     model_path: Path = LINEAR if prediction == "flow_prediction" else DiscretePath.of(discrete)
     if time_scale is None:
         itself = any(name in accepted for name in ("img_ids", "img_shapes"))
-        time_scale = levels - 1 if isinstance(model_path, DiscretePath) else 1.0 if itself else levels
-    learnt_variance = str(config.get("variance_type", "")).startswith("learned")
+        if isinstance(model_path, DiscretePath):
+            time_scale = len(model_path.angles) - 1  # of trained_betas there may be fewer than num_train_timesteps
+        else:
+            time_scale = 1.0 if itself else levels
+    call = _DiffusersCall(
+        call_kwargs,
+        takes_labels="class_labels" in accepted,
+        learnt_variance=str(config.get("variance_type", "")).startswith("learned"),
+        v_path=model_path if prediction == "v_prediction" else None,
+        time_scale=float(time_scale),
+    )
+    reading = Reading(kinds[prediction], "data_to_noise", path, model_path, float(time_scale), torch.float32, eps)
+    return Velocity(call, model, reading)
 
-    def ask(model: nn.Module, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        extra = dict(call_kwargs)
+
+@dataclass(frozen=True)
+class _KeywordCall:
+    """As flow_matching's solvers call a model."""
+
+    label: str
+
+    def __call__(self, model: Callable[..., Tensor], x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        return model(x=x, t=t) if y is None else model(x=x, t=t, **{self.label: y})
+
+
+@dataclass(frozen=True)
+class _DiffusersCall:
+    """As diffusers' pipelines call a model; of predictions of v, on `v_path`, the clean data are returned."""
+
+    extra: dict[str, Any]
+    takes_labels: bool
+    learnt_variance: bool
+    v_path: Path | None
+    time_scale: float
+
+    def __call__(self, model: nn.Module, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        extra = dict(self.extra)
         if y is not None:
-            if "class_labels" not in accepted:
+            if not self.takes_labels:
                 raise ValueError(
                     f"{type(model).__name__} takes no class_labels; give what it is conditioned on when it is adapted"
                 )
             extra["class_labels"] = y
         output = model(x, timestep=t, return_dict=False, **extra)[0]
-        if learnt_variance and output.shape[1] == 2 * x.shape[1]:
+        if self.learnt_variance and output.shape[1] == 2 * x.shape[1]:
             output = output.chunk(2, dim=1)[0]
-        if prediction == "v_prediction":  # alpha noise - sigma x1 (Salimans and Ho, 2022, arXiv:2202.00512, Appendix D)
-            at = time_like(1 - t / time_scale, x)
-            output = (model_path.alpha(at) * x - model_path.sigma(at) * output).to(output.dtype)
+        if self.v_path is not None:  # alpha noise - sigma x1 (Salimans and Ho, 2022, arXiv:2202.00512, Appendix D)
+            at = time_like(1 - t / self.time_scale, x)
+            output = (self.v_path.alpha(at) * x - self.v_path.sigma(at) * output).to(output.dtype)
         return output
-
-    reading = Reading(kinds[prediction], "data_to_noise", path, model_path, float(time_scale), torch.float32, eps)
-    return Velocity(ask, model, reading)
 
 
 def _with_time_column(model: nn.Module, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:

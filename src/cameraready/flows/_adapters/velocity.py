@@ -10,7 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cameraready.flows._paths import KINDS, LINEAR, Kind, Path, Time, check_finite, convert, matching_time, time_like
+from cameraready.flows._paths import (
+    KINDS,
+    LINEAR,
+    Kind,
+    Path,
+    Time,
+    check_finite,
+    check_time,
+    convert,
+    on_path,
+    scale_between,
+    time_like,
+)
 
 Direction = Literal["noise_to_data", "data_to_noise"]
 
@@ -41,6 +53,22 @@ class Reading:
             raise ValueError(f"eps lies between 0 and 0.5, got {self.eps}")
 
 
+@dataclass(frozen=True)
+class Call:
+    """How a model is called; fields as the parameters of `velocity_of`. An object and no closure, so that a velocity can be pickled."""
+
+    order: Literal["x,t", "t,x"] = "x,t"
+    time: Literal["batch", "scalar"] = "batch"
+    label: str | None = None
+
+    def __call__(self, model: Callable[..., Tensor], x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        when = _single(t) if self.time == "scalar" else t
+        first = (x, when) if self.order == "x,t" else (when, x)
+        if y is None:
+            return model(*first)
+        return model(*first, y) if self.label is None else model(*first, **{self.label: y})
+
+
 class Velocity(nn.Module):
     """A model of any convention, asked as ``v(x, t, y=None)``; made by `velocity_of` and its shorthands.
 
@@ -60,6 +88,11 @@ class Velocity(nn.Module):
         self.calls = 0
         self.reading = reading
         self._ask = ask
+
+    @property
+    def takes_times(self) -> bool:
+        """Whether a (B,) time may hold different ones."""
+        return getattr(self._ask, "time", "batch") == "batch"
 
     @property
     def path(self) -> Path:
@@ -82,27 +115,28 @@ class Velocity(nn.Module):
         FloatingPointError
             The model gives NaN or infinite numbers; says when and in how many entries. Not looked at where ``check_finite=False``.
         ValueError
-            The output has another shape than `x`, or `t` lies where the prediction says nothing of the velocity.
+            The output has another shape than `x`, `t` lies outside [0, 1] (tensors are looked at unless ``check_finite=False``), or where the prediction
+            says nothing of the velocity.
         """
         path, model_path, kind = self.reading.path, self.reading.model_path, self.reading.kind
         backwards = self.reading.direction == "data_to_noise"
-        if model_path == path:
-            time, scale = time_like(t, x), None
-            u = time
-        else:
-            time, u, scale = matching_time(t, x, model_path, path)
+        same = model_path == path
+        time = time_like(check_time(t, tensors=self.reading.check_finite), x)
+        u = time if same else model_path.time_of(path.alpha(time), path.sigma(time))
         u = _inside(u, kind, self.reading.eps)
-        z = x if scale is None else (x / scale).to(x.dtype)
+        z = x if same else (x / scale_between(model_path, u, path, time)).to(x.dtype)
         output = self._asked(z, 1 - u if backwards else u, y)
         if self.reading.check_finite:
             check_finite(output, t, "the output of the model")
         if kind == "velocity" and backwards:
             output = -output
-        if scale is None:
+        if same:
             return convert(output, x, _flat(u), source=kind, target="velocity", path=path)
+        work = torch.promote_types(x.dtype, torch.float32)  # rounded once, at the end
+        output, z = output.to(work), z.to(work)
         x1 = convert(output, z, _flat(u), source=kind, target="x1", path=model_path)
         noise = convert(output, z, _flat(u), source=kind, target="noise", path=model_path)
-        return (path.d_alpha(time) * x1 + path.d_sigma(time) * noise).to(x.dtype)
+        return on_path(x1, noise, x, time, path)
 
     def _asked(self, x: Tensor, t: Time, y: Tensor | None) -> Tensor:
         """The model's output in the dtype of `x`; inside, states are in the model's dtype and times (B,)."""
@@ -188,15 +222,8 @@ def velocity_of(
         if value not in known:
             raise ValueError(f"there is no {name} {value!r}; choose one of {', '.join(known)}")
 
-    def ask(model: Callable[..., Tensor], x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        when = _single(t) if time == "scalar" else t
-        first = (x, when) if call == "x,t" else (when, x)
-        if y is None:
-            return model(*first)
-        return model(*first, y) if label is None else model(*first, **{label: y})
-
     reading = Reading(kind, direction, path, model_path or path, time_scale, time_dtype, eps, check_finite)
-    return Velocity(ask, model, reading)
+    return Velocity(Call(call, time, label), model, reading)
 
 
 def turned(direction: Direction) -> Direction:

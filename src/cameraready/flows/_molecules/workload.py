@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cameraready.flows._molecules import drawing
-from cameraready.flows._molecules.drugs import Library, drug_library, needs_extra, shipped_smiles
+from cameraready.flows._molecules.codebook import Codebook
+from cameraready.flows._molecules.drugs import needs_extra, shipped_smiles
 from cameraready.flows._molecules.properties import NAMES, properties
-from cameraready.flows._molecules.recipes import Settings, autoencoder_of, decoded, drawn, flow_of, surrogates_of
+from cameraready.flows._molecules.recipes import Settings, drawn, flow_of, surrogates_of
 from cameraready.flows._molecules.surrogates import Accuracy, Surrogates, accuracy
+from cameraready.flows._toy.networks import MLPVelocity
 
 Reward = Literal["qed", "logp-window", "fsp3"]
 #: The log P that oral drugs have most often, and how fast the window's reward falls beside it.
@@ -25,21 +27,23 @@ _WINDOW, _SLOPE = 2.5, 1.0
 class Molecules:
     """Drug-like molecules in a continuous latent with a pretrained flow over it.
 
-    Latents (B, D) are standardised: over the drugs each coordinate has mean 0 and variance 1. All callables take floating latents of any
-    dtype, and give it back.
+    A latent (B, D) stands for two halves of drugs and is decoded to the nearest ones that chemistry joins (`Codebook`), so it is always a molecule. Latents are
+    standardised: over the blurred drugs each coordinate has mean 0 and variance 1. Callables take floating latents of any dtype and give it back.
 
     Attributes
     ----------
-    velocity : nn.Module
-        ``velocity(x, t, y=None)``, linear path, noise at t = 0.
+    velocity : MLPVelocity
+        ``velocity(x, t, y=None)`` on the linear path, noise at t = 0; frozen: ``copy.deepcopy(velocity).requires_grad_(True)`` can be tuned.
+    codebook : Codebook
+    surrogates : Surrogates
+    reward_name : str
     bound : float
-        Of the constraint's mean. The pretrained flow violates it.
+        Of the constraint's mean.
     """
 
-    velocity: nn.Module
-    codes: nn.Module
+    velocity: MLPVelocity
+    codebook: Codebook
     surrogates: Surrogates
-    library: Library
     reward_name: Reward
     bound: float
 
@@ -49,7 +53,7 @@ class Molecules:
     @property
     def dim(self) -> int:
         """D, numbers of a latent."""
-        return int(self.codes.latent)
+        return self.codebook.latent
 
     def predict(self, latent: Tensor) -> dict[str, Tensor]:
         """Surrogates (B,) of all properties, differentiable, in the properties' units."""
@@ -63,27 +67,13 @@ class Molecules:
         """Surrogate of the synthetic-accessibility score (B,), differentiable; 1 is easy, 10 hard; its mean must be at most `bound`."""
         return self.predict(latent)["sa"]
 
-    @torch.no_grad()
     def decode(self, latents: Tensor) -> list[str]:
-        """Canonical SMILES of latents (B, D): always a molecule, since every row of codes is SELFIES."""
-        return decoded(self.library, self.codes, self._checked(latents))
+        """Canonical SMILES of latents (B, D): always a molecule."""
+        return self.codebook.decode(self._checked(latents))
 
-    @torch.no_grad()
-    def encode(self, smiles: list[str]) -> Tensor:
-        """Latents (N, D) float32 of SMILES.
-
-        Raises
-        ------
-        ValueError
-            If some molecule has a token that the drugs do not have, or too many: it names the first.
-        """
-        codes, fits = self.library.encode(smiles)
-        if not bool(fits.all()):
-            first = smiles[int((~fits).nonzero()[0])]
-            raise ValueError(
-                f"{int((~fits).sum())} of {len(smiles)} molecules cannot be coded (too long, or an unknown token), first {first!r}"
-            )
-        return self.codes.read(codes)
+    def encode(self, smiles: Sequence[str]) -> Tensor:
+        """Latents (N, D) float32 of SMILES; see `Codebook.encode`."""
+        return self.codebook.encode(smiles)
 
     def truth(self, latents: Tensor) -> dict[str, Any]:
         """What rdkit says of the decoded molecules: a column for each of `NAMES` (float64 tensors (B,), NaN without a molecule), and more.
@@ -99,7 +89,8 @@ class Molecules:
     def measured(self, smiles: list[str]) -> dict[str, Any]:
         """As `truth`, for molecules given as canonical SMILES."""
         values = dict(zip(NAMES, properties(smiles).unbind(-1), strict=True))
-        drugs, seen, unique = set(self.library.smiles), set(), []
+        seen: set[str] = set()
+        drugs, unique = {*self.codebook.train, *self.codebook.test}, []
         for text in smiles:
             unique.append(bool(text) and text not in seen)
             seen.add(text)
@@ -124,9 +115,8 @@ class Molecules:
 
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
-        """Latents (N, D) of the drugs that the networks were trained on, and of those held out."""
-        train, test = self.library.split()
-        return self.encode(train), self.encode(test)
+        """Latents (N, D) of the drugs whose halves can be picked, and of those held out, without blur."""
+        return self.encode(self.codebook.train), self.encode(self.codebook.test)
 
     @cached_property
     def accuracy(self) -> Mapping[str, Accuracy]:
@@ -194,8 +184,13 @@ def molecules(
     needs_extra()
     if reward not in ("qed", "logp-window", "fsp3"):
         raise ValueError(f"reward must be 'qed', 'logp-window' or 'fsp3', got {reward!r}")
-    library = drug_library(shipped_smiles()[: settings.drugs] if smiles is None else smiles, **settings.library)
-    codes = autoencoder_of(library, settings, keep=keep, quiet=quiet)
-    velocity = flow_of(library, codes, settings, keep=keep, quiet=quiet)
-    surrogates = surrogates_of(library, codes, velocity, settings, keep=keep, quiet=quiet)
-    return Molecules(velocity, codes, surrogates, library, reward, bound)
+    codebook = Codebook(
+        shipped_smiles()[: settings.drugs] if smiles is None else smiles,
+        latent=settings.latent,
+        blur=settings.blur,
+        most=settings.most,
+        rare=settings.rare,
+    )
+    velocity = flow_of(codebook, settings, keep=keep, quiet=quiet)
+    surrogates = surrogates_of(codebook, velocity, settings, keep=keep, quiet=quiet)
+    return Molecules(velocity, codebook, surrogates, reward, bound)

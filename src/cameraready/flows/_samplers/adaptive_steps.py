@@ -9,6 +9,9 @@ from torch import Tensor
 
 from cameraready.flows._samplers.asking import Counted, Sampled, grid_of
 
+#: torchdiffeq's methods that choose their steps.
+METHODS = ("dopri5", "bosh3", "dopri8", "adaptive_heun", "fehlberg2")
+
 
 def adaptive(
     velocity: Callable[..., Tensor],
@@ -33,7 +36,8 @@ def adaptive(
     method : str
         Any of its adaptive methods: ``dopri5``, ``bosh3``, ``dopri8``, ``adaptive_heun``, ``fehlberg2``.
     start, end : float
-        In [0, 1] and different; `end` below `start` inverts.
+        In [0, 1] and different; `end` below `start` inverts. The velocity is asked between them only: the last step is made to end at `end`, where
+        torchdiffeq would by itself step past it and interpolate.
     max_calls : int
         Evaluations after which to give up: a velocity that jumps would be followed for ever.
 
@@ -47,6 +51,8 @@ def adaptive(
     times = grid_of(None, (start, end))
     if rtol <= 0 or atol <= 0:
         raise ValueError(f"tolerances are above 0, got rtol={rtol}, atol={atol}")
+    if method not in METHODS:
+        raise ValueError(f"there is no adaptive method {method!r}; choose one of {', '.join(METHODS)}")
     asked = Counted(velocity, x, y)
 
     def f(t: Tensor, state: Tensor) -> Tensor:
@@ -59,7 +65,8 @@ def adaptive(
     with torch.no_grad():
         state = asked.working(x)
         try:
-            path = odeint(f, state, times.to(device=x.device, dtype=state.dtype), rtol=rtol, atol=atol, method=method)
+            ends = times.to(device=x.device, dtype=state.dtype)
+            path = odeint(f, state, ends, rtol=rtol, atol=atol, method=method, options={"step_t": ends[1:]})
         except AssertionError as error:  # torchdiffeq asserts that its steps do not underflow
             raise RuntimeError(
                 f"{method} cannot meet rtol={rtol:g}, atol={atol:g} in {state.dtype}: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -116,6 +117,8 @@ class Counted:
         self.calls += 1
         given = state.to(self.dtype)
         v = self.velocity(given, t) if self.y is None else self.velocity(given, t, self.y)
+        if not isinstance(v, Tensor):
+            raise ValueError(f"the velocity returned {type(v).__name__}, and a tensor like the states was expected")
         if v.shape != state.shape:
             raise ValueError(f"the velocity has shape {tuple(v.shape)} for states of shape {tuple(state.shape)}")
         check_finite(v, t)
@@ -123,5 +126,5 @@ class Counted:
 
 
 def check_steps(steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise ValueError(f"steps is a whole number, at least 1, got {steps!r}")

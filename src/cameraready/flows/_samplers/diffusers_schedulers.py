@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cameraready.flows._paths import check_finite
 from cameraready.flows._samplers.asking import Counted, Sampled, grid_of
 from cameraready.flows._samplers.fixed import SCHEDULERS
 
@@ -40,6 +41,13 @@ def scheduler_sample(
     -------
     Sampled
         Computed in float32, as the schedulers do, and returned in the dtype of `x`. Heun's costs ``2 steps - 1`` evaluations, the others `steps`.
+
+    Raises
+    ------
+    ValueError
+        A grid that does not end at 1; a scheduler that is not for flows, or that draws random numbers.
+    FloatingPointError
+        A velocity that is not finite, or a scheduler that cannot take the last step to noise level 0 (DEIS).
     """
     times = grid_of(None, times)
     if times[-1] < times[0] or times[-1] != 1:
@@ -53,8 +61,26 @@ def scheduler_sample(
         state = x.to(torch.float32)
         for timestep, t in zip(stepper.timesteps, levels, strict=True):
             v = -asked(state, t).to(torch.float32)  # theirs points from data to noise
-            state = stepper.step(v, timestep, state, return_dict=False)[0]
+            state = _stepped(stepper, v, timestep, state)
+    check_finite(state, 1.0, f"the state of {type(stepper).__name__}")
     return Sampled(state.to(x.dtype), asked.calls, times)
+
+
+def _stepped(stepper: Any, v: Tensor, timestep: Tensor, state: Tensor) -> Tensor:
+    """One step; a ValueError where the scheduler drew from the global generator, which is then put back."""
+    with torch.random.fork_rng([state.device] if state.is_cuda else []):
+        before = _random_state(state)
+        after = stepper.step(v, timestep, state, return_dict=False)[0]
+        if not torch.equal(_random_state(state), before):
+            raise ValueError(
+                f"{type(stepper).__name__} draws random numbers, and a sampler of the flow itself was expected; make it without noise "
+                "(no algorithm of name sde-...), or use euler_maruyama"
+            )
+    return after
+
+
+def _random_state(state: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(state.device) if state.is_cuda else torch.get_rng_state()
 
 
 def _prepared(scheduler: Any, sigmas: Tensor, first_noise: float | None) -> Any:

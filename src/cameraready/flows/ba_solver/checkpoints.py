@@ -26,18 +26,18 @@ def save(
     side: nn.Module,
     average: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
+    drawn: Tensor,
     settings: dict[str, Any],
     progress: Progress,
 ) -> None:
-    """Write everything that going on needs."""
+    """Write everything that going on needs; `drawn` is the generator's state at the beginning of the next step."""
     from safetensors.torch import save_file
 
     tensors = {f"side.{name}": value for name, value in side.state_dict().items()}
     tensors |= {f"average.{name}": value for name, value in average.items()}
     for place, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{place}.{name}": value for name, value in state.items()}
-    tensors["generator"] = generator.get_state()
+    tensors["generator"] = drawn
     tensors["losses"] = torch.tensor(progress.losses, dtype=torch.float64)
     about = {"settings": settings, "calls": progress.calls, "seconds": progress.seconds}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,11 +62,14 @@ def load(
     ValueError
         The file is of another network or other settings; the sentence says which.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(file, framework="pt") as stored:
-        about = json.loads((stored.metadata() or {}).get("training", "{}"))
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+    try:
+        with safe_open(file, framework="pt") as stored:
+            about = json.loads((stored.metadata() or {}).get("training", "{}"))
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no checkpoint, or a damaged one ({error}); remove it to begin anew") from error
     before = about.get("settings")
     if before is None:
         raise ValueError(f"{file} is no checkpoint of train_sidenet")

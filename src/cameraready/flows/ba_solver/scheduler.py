@@ -26,6 +26,10 @@ from cameraready.flows.ba_solver.watching import Recorder, halves_of
 #: Pipelines look in a component's own module for the base class that says how to load it.
 __all__ = ["BAScheduler", "SchedulerMixin"]
 
+#: Told apart from None, which asks for no SideNet.
+_UNSAID: Any = object()
+_LATER: Any = object()
+
 
 class BAScheduler(FlowMatchEulerDiscreteScheduler):
     """A diffusers scheduler that takes bi-anchor steps: as many network evaluations as steps, no other change to the pipeline.
@@ -141,10 +145,14 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         Raises
         ------
         ValueError
-            The configuration is that of a scheduler for networks that predict noise.
+            The configuration is that of a scheduler for networks that predict noise, or has a SideNet and `side` is not given.
         """
-        side = kwargs.pop("side", None)
+        side = kwargs.pop("side", _UNSAID)
         config = dict(config or {})
+        if side is _UNSAID and config.get("sidenet") is not None:
+            raise ValueError(
+                "the configuration has a SideNet, whose weights are not in it: give side=scheduler.side, or side=None for no SideNet"
+            )
         kind = config.get("prediction_type", "flow_prediction")
         if kind != "flow_prediction":
             raise ValueError(
@@ -153,7 +161,7 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         if "flow_shift" in config and "shift" not in config:
             config["shift"] = config["flow_shift"]
         made = super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
-        if side is not None:
+        if side is not _UNSAID and side is not _LATER:
             (made[0] if return_unused_kwargs else made).side = side
         return made
 
@@ -168,10 +176,12 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         FileNotFoundError
             The configuration names a SideNet and its weights are not there.
         """
+        kwargs.setdefault("side", _LATER)
+        later = kwargs["side"] is _LATER
         made = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
         scheduler = made[0] if isinstance(made, tuple) else made
         settings = scheduler.config.get("sidenet")
-        if settings is not None and scheduler.side is None:
+        if settings is not None and later:
             folder = Path(str(pretrained_model_name_or_path)) / (subfolder or "")
             if not (folder / WEIGHTS).is_file():
                 raise FileNotFoundError(
@@ -199,7 +209,7 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
     # --- the pipeline ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def attach(cls, pipe: Any, side: Side | None, **settings: Any) -> BAScheduler:
+    def attach(cls, pipe: Any, side: Side | None, *, labels: str | int | None = None, **settings: Any) -> BAScheduler:
         """Put the solver into a pipeline: made from its scheduler's configuration, watching its network.
 
         Parameters
@@ -207,6 +217,8 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         pipe : diffusers pipeline
             With a flow-matching scheduler, and a `transformer` or `unet`.
         side : SideNet, MLPSideNet, callable or None
+        labels : str or int, optional
+            As of `watch`.
         **settings
             Any parameter of `BAScheduler`, instead of what the configuration has.
 
@@ -231,13 +243,34 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         if isinstance(before, BAScheduler):
             before.unwatch()
         for network in networks:
-            scheduler.watch(network)
+            scheduler.watch(network, labels)
         pipe.scheduler = scheduler
         return scheduler
 
-    def watch(self, network: nn.Module) -> None:
-        """Record what `network` returns while sampling, so that guidance can be told from it. Keeps one step's answers."""
-        self._recorder.watch(network)
+    def watch(self, network: nn.Module, labels: str | int | None = None) -> None:
+        """Record what `network` returns while sampling, so that guidance can be told from it. Keeps one step's answers.
+
+        Parameters
+        ----------
+        network : nn.Module
+        labels : str or int, optional
+            Name or place of the argument by which the pipeline hands class labels to the network; a SideNet with classes needs them.
+
+        Raises
+        ------
+        ValueError
+            The SideNet has classes and no argument is named.
+        """
+        if labels is None:
+            self._refuse_classes()
+        self._recorder.watch(network, labels)
+
+    def _refuse_classes(self) -> None:
+        if isinstance(self._side, _Side) and self._side.settings.get("classes"):
+            raise ValueError(
+                "this SideNet was trained with classes, and a scheduler does not see labels: name the argument by which the network gets them, "
+                "as in BAScheduler.attach(pipe, side, labels='class_labels'), or train a SideNet with classes=0"
+            )
 
     def unwatch(self) -> None:
         """Take the hooks off again."""
@@ -364,7 +397,10 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         sign = 1.0 if self.config.invert_sigmas else -1.0
         velocity = sign * model_output.to(dtype)
         answers = self._recorder.taken()
-        if self._side is None or (self.config.unguided and not self._recorder.networks):
+        if self._side is None:
+            return Reading(velocity, (Half(velocity),))
+        if self.config.unguided and not self._recorder.networks:
+            self._refuse_classes()
             return Reading(velocity, (Half(velocity),))
         if not self._recorder.networks:
             raise ValueError(
@@ -375,7 +411,7 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         return Reading(
             velocity,
             tuple(
-                Half(sign * part.to(dtype), weight.to(dtype) if isinstance(weight, Tensor) else weight)
-                for part, weight in halves
+                Half(sign * part.to(dtype), weight.to(dtype) if isinstance(weight, Tensor) else weight, labels)
+                for part, weight, labels in halves
             ),
         )

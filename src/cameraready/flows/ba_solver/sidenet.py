@@ -79,36 +79,57 @@ class _Side(nn.Module):
             There is none in `folder`.
         TypeError
             It is of another class than the one that was asked.
+        ValueError
+            One of the files is damaged, or they do not belong together.
         """
         folder = Path(folder)
         if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
             raise FileNotFoundError(f"there is no SideNet in {folder}; save_pretrained writes {CONFIG} and {WEIGHTS}")
-        side = from_settings(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        try:
+            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{folder / CONFIG} is no JSON: {error}") from error
+        side = from_settings(settings)
         if not isinstance(side, cls):
             raise TypeError(f"{folder} holds a {type(side).__name__}, not a {cls.__name__}")
         return side.load_weights(folder)
 
     def load_weights(self, folder: str | Path) -> Any:
-        """The weights that lie in `folder`; returns the network itself, set to evaluation."""
+        """The weights that lie in `folder`; returns the network itself, set to evaluation.
+
+        Raises
+        ------
+        ValueError
+            The file is damaged or of a network of another size.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        self.load_state_dict(load_file(Path(folder) / WEIGHTS))
+        file = Path(folder) / WEIGHTS
+        try:
+            self.load_state_dict(load_file(file))
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged: {error}") from error
+        except RuntimeError as error:
+            raise ValueError(f"{file} is not of a {type(self).__name__} with {self._settings}") from error
         return self.eval()
 
 
-def from_settings(settings: dict[str, Any]) -> _Side:
+def from_settings(settings: Any) -> _Side:
     """An untrained network of these settings (see `SideNet.settings`).
 
     Raises
     ------
     ValueError
-        An unknown kind.
+        An unknown kind, or settings that it does not take.
     """
-    settings = dict(settings)
-    kind = settings.pop("kind", None)
-    if kind not in _Side.kinds:
-        raise ValueError(f"a SideNet of kind {kind!r} is unknown; there are {', '.join(_Side.kinds)}")
-    return _Side.kinds[kind](**settings)
+    kind = settings.get("kind") if isinstance(settings, dict) else None
+    if not isinstance(kind, str) or kind not in _Side.kinds:
+        raise ValueError(f"settings of a SideNet have a kind, one of {', '.join(_Side.kinds)}; got {settings!r}")
+    try:
+        return _Side.kinds[kind](**{name: value for name, value in settings.items() if name != "kind"})
+    except TypeError as error:
+        raise ValueError(f"a {kind} cannot be made of {settings!r}: {error}") from error
 
 
 class SideNet(_Side):

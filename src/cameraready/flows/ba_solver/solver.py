@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -99,8 +100,8 @@ def ba_sample(
     with torch.no_grad():
         point = noise.to(torch.promote_types(noise.dtype, torch.float32))
         points = [noise] if trajectory else None
-        for done, t in enumerate(grid[:-1].tolist(), 1):
-            point = stepper.advance(point, network(point, t))
+        for done, (t, after) in enumerate(pairwise(grid.tolist()), 1):
+            point = stepper.advance(point, network(point, t, min(t, after)))
             check_finite(point, t)
             if points is not None:
                 points.append(point.to(noise.dtype))
@@ -172,9 +173,10 @@ class _Network:
     def calls(self) -> int:
         return self._plain.calls + (self._both.calls if self.config.guidance != 1.0 else 0)
 
-    def __call__(self, point: Tensor, t: float) -> Reading:
+    def __call__(self, point: Tensor, t: float, noisier: float) -> Reading:
+        """The answer at the start of a step, whose noisier end decides whether it is guided: the same steps are, both ways."""
         scale, (low, high) = self.config.guidance, self.config.guidance_interval
-        if scale == 1.0 or not low <= t < high:
+        if scale == 1.0 or not low <= noisier < high:
             velocity = self._plain(point, t)
             return Reading(velocity, (Half(velocity, 1.0, self.y),))
         given, free = self._both(torch.cat([point, point]), t).chunk(2)

@@ -7,11 +7,16 @@ Chen, Li, Wang and Chen, 2026, arXiv:2601.21542, and its released training scrip
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as File
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +70,8 @@ def train_sidenet(
     batch: int = 128,
     chain: int = 8,
     h_rate: float = 50.0,
-    lr: float = 1e-3,
+    lr: float = 3e-3,
+    decay: bool = True,
     ema: float = 0.99,
     clip: float = 1.0,
     label_dropout: float = 0.1,
@@ -105,9 +111,13 @@ def train_sidenet(
     h_rate : float
         Rate of the truncated exponential distribution of step lengths: their mean is about its inverse. The paper's 50 trains on steps of 0.02,
         a tenth of those that are then taken; the solver extrapolates. 0 draws them evenly.
-    lr, ema, clip : float
-        Of AdamW without decay (the paper: 1e-4), of the averaged weights, whose decay is warmed up as min(ema, (1 + k)/(10 + k)), and
-        the largest norm of a gradient.
+    lr : float
+        Of AdamW without weight decay; the paper takes 1e-4 for networks 100 times as large.
+    decay : bool
+        Whether the rate falls to zero along a cosine over all `steps`; the paper's does not. What the optimizer leaves of noise in the weights is
+        otherwise as large as what they gain.
+    ema, clip : float
+        Of the averaged weights, whose decay is warmed up as min(ema, (1 + k)/(10 + k)), and the largest norm of a gradient.
     label_dropout, null_label
         Share of labels replaced by `null_label`, so that both halves of guidance are learnt; without a `null_label` none is.
     path : Path
@@ -115,10 +125,10 @@ def train_sidenet(
     generator : torch.Generator, optional
         Of everything that is drawn; None: one of seed 0. On the CPU.
     max_seconds : float, optional
-        Stop after so long, with what was reached.
+        Stop after so long in this call, with what was reached.
     checkpoint : path, optional
         A .safetensors file written every 50 steps, and when stopped. If it is there, training goes on from it: to the same bits as in
-        one go where `data` is a tensor or None.
+        one go where `data` is a tensor or None. With `decay` it is bound to its `steps`.
     progress : callable, optional
         Called with steps done, steps in all and the last loss; by default a line on a terminal's stderr.
 
@@ -141,7 +151,16 @@ def train_sidenet(
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     asked = _Asked(velocity)
     began = time.monotonic()
-    settings = {"chain": chain, "h_rate": h_rate, "batch": batch, "lr": lr, "ema": ema, "clip": clip}
+    if not any(parameter.requires_grad for parameter in side.parameters()):
+        raise ValueError(
+            "no weight of the SideNet is trainable; it has none, or requires_grad is False for all of them"
+        )
+    settings: dict[str, Any] = {"chain": chain, "h_rate": h_rate, "batch": batch, "lr": lr, "ema": ema, "clip": clip}
+    settings |= {"label_dropout": label_dropout, "null_label": null_label, "path": repr(path), "decay": decay}
+    if decay:
+        settings["steps"] = steps
+    if isinstance(data, Tensor):
+        settings["data"] = [*data.shape, float(data.double().sum())]
     optimizer = torch.optim.AdamW(side.parameters(), lr=lr, weight_decay=0.0)
     average = {name: value.detach().clone() for name, value in side.state_dict().items()}
     if data is None:
@@ -155,6 +174,7 @@ def train_sidenet(
         done = load(File(checkpoint), side, average, optimizer, generator, settings)
     losses, before = list(done.losses), done.seconds
     asked.calls += done.calls
+    before_step = generator.get_state()
     show = progress or (_on_terminal if sys.stderr.isatty() else None)
     side.train()
 
@@ -163,8 +183,9 @@ def train_sidenet(
 
     try:
         while len(losses) < steps:
-            if max_seconds is not None and reached().seconds > max_seconds:
+            if max_seconds is not None and time.monotonic() - began > max_seconds:
                 break
+            before_step = generator.get_state()
             x1, y = next(drawn)
             if y is not None and null_label is not None:
                 free = torch.rand(len(y), generator=generator).to(y.device) < label_dropout
@@ -175,23 +196,44 @@ def train_sidenet(
                     f"the loss is {loss} at step {len(losses) + 1}; lower lr={lr}, or look at the backbone's precision"
                 )
             nn.utils.clip_grad_norm_(side.parameters(), clip)
-            optimizer.step()
+            if decay:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * len(losses) / steps))
+            with _whole():
+                optimizer.step()
+                losses.append(loss)
+                _averaged(average, side, min(ema, (1 + len(losses)) / (10 + len(losses))))
+                before_step = generator.get_state()
             optimizer.zero_grad(set_to_none=True)
-            losses.append(loss)
-            _averaged(average, side, min(ema, (1 + len(losses)) / (10 + len(losses))))
             if checkpoint is not None and len(losses) % 50 == 0:
-                save(File(checkpoint), side, average, optimizer, generator, settings, reached())
+                save(File(checkpoint), side, average, optimizer, before_step, settings, reached())
             if show is not None:
                 show(len(losses), steps, loss)
     except KeyboardInterrupt:
         if checkpoint is None:
             raise
     if checkpoint is not None:
-        save(File(checkpoint), side, average, optimizer, generator, settings, reached())
+        save(File(checkpoint), side, average, optimizer, before_step, settings, reached())
     side.load_state_dict(average)
     side.eval()
     end = reached()
     return Training(side, end.losses, end.calls, end.seconds, len(losses) >= steps)
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that no step is half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])
 
 
 def step_lengths(room: Tensor, rate: float, generator: torch.Generator) -> Tensor:
@@ -317,9 +359,14 @@ def _own(
     seed = int(torch.randint(2**62, (), generator=generator))  # whatever is drawn later is the same when resumed
     noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed)).to(device)
     y = None if labels is None else labels.to(device)[torch.arange(count, device=device) % len(labels)]
+
+    def velocity(x: Tensor, t: float, y: Tensor | None = None) -> Tensor:
+        times = torch.full((len(x),), t, dtype=x.dtype, device=x.device)
+        return asked.velocity(x, times) if y is None else asked.velocity(x, times, y)
+
     found = []
     for rows in torch.arange(count, device=device).split(OWN_BATCH):
-        drawn = sample(asked.velocity, noise[rows], times=grid(steps), method="heun", y=None if y is None else y[rows])
+        drawn = sample(velocity, noise[rows], times=grid(steps), method="heun", y=None if y is None else y[rows])
         asked.calls += drawn.calls
         found.append(drawn.x)
     return torch.cat(found), y

@@ -36,7 +36,7 @@ class AdjointMatching(FlowSolver):
         Most that one sample at one time adds to the loss, times alpha^-2; 0 is no cap. (The authors' LCT.)
     jacobian_up_to : int
         Samples of at most so many numbers: Jacobians of all steps are taken at once instead of one product after another. The same up to rounding, and faster.
-    lr, batch, steps, path, scheme, clip_norm, sample_steps, sample_method, micro_batch
+    lr, batch, steps, path, scheme, clip_norm, sample_steps, sample_method, micro_batch, times_together
         As of `FlowSolver`.
 
     Raises

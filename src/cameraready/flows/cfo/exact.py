@@ -270,7 +270,7 @@ def optimal_price(
         value = kl * torch.logsumexp(tilted, 0) + 0.5 * (stiffness * (mu + shift).square()).sum()
         return value, torch.softmax(tilted, 0)
 
-    mu = (-shift).clamp(min=0)  # what the last round ended with
+    mu = (-shift).clamp(min=0).abs()  # what the last round ended with
     value, weights = dual(mu)
     close = 0
     scale = over.abs().amax(0).clamp(min=1e-300)

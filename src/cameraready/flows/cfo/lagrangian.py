@@ -148,16 +148,19 @@ class AugmentedLagrangian(Objective):
         self.penalty_form: Penalty = penalty
         self.contraction_test: Contraction = contraction
         shape = (*self.runs, count)
-        self.penalty = _vector("rho", rho).expand(shape).clone()
-        self.multiplier = _vector("multiplier", multiplier).expand(shape).clone()
-        if not bool((self.penalty > 0).all() and (self.penalty <= self.rho_max).all()):
-            raise ValueError(f"rho must be above 0 and at most rho_max={rho_max:g}, got {rho!r}")
-        if not bool((self.multiplier <= 0).all() and (self.multiplier >= self.lambda_min).all()):
-            raise ValueError(
-                f"multipliers must lie between lambda_min={lambda_min:g} and 0 (a textbook's multiplier with its sign changed), got {multiplier!r}"
-            )
+        self.penalty = _expanded("rho", _vector("rho", rho), shape)
+        self.multiplier = _expanded("multiplier", _vector("multiplier", multiplier), shape)
+        self._check_ranges(self.multiplier, self.penalty)
         self.contraction = torch.full(shape, torch.nan, dtype=torch.float64)
         self.round = 0
+
+    def _check_ranges(self, multiplier: Tensor, penalty: Tensor) -> None:
+        if not bool(((penalty > 0) & (penalty <= self.rho_max)).all()):
+            raise ValueError(f"rho must be above 0 and at most rho_max={self.rho_max:g}, got {penalty.tolist()}")
+        if not bool(((multiplier <= 0) & (multiplier >= self.lambda_min)).all()):
+            raise ValueError(
+                f"multipliers must lie between lambda_min={self.lambda_min:g} and 0 (a textbook's multiplier with its sign changed), got {multiplier.tolist()}"
+            )
 
     def __repr__(self) -> str:
         return (
@@ -219,9 +222,17 @@ class AugmentedLagrangian(Objective):
             n = usable.sum(-1, keepdim=True).to(torch.float64)
             mean = _mean(c, usable)
             spread = torch.where(usable.unsqueeze(-1), (c - mean.unsqueeze(-2)).square(), 0.0).sum(-2)
-            error = (spread / (n - 1).clamp(min=1) / n).sqrt()
+            # Of one sample nothing is known of the spread.
+            error = torch.where(n > 1, (spread / (n - 1).clamp(min=1) / n).sqrt(), torch.inf)
         else:
-            w = torch.where(usable, torch.as_tensor(weights).to(device="cpu", dtype=torch.float64), 0.0).unsqueeze(-1)
+            given = torch.as_tensor(weights).to(device="cpu", dtype=torch.float64)
+            if given.shape != usable.shape or not bool((given >= 0).all()) or not bool(torch.isfinite(given).all()):
+                raise ValueError(
+                    f"weights must be finite and at least 0, one of each sample, shape {tuple(usable.shape)}, got shape {tuple(given.shape)}"
+                )
+            w = torch.where(usable, given, 0.0).unsqueeze(-1)
+            if not bool((w.sum(-2) > 0).all()):
+                raise ValueError("all samples with a finite constraint have weight 0, so E[c] cannot be estimated")
             mean = (w * c).sum(-2) / w.sum(-2)
             error = torch.zeros_like(mean)
         return self._step(mean, error, int(usable.sum()), int((~usable).sum()))
@@ -283,10 +294,17 @@ class AugmentedLagrangian(Objective):
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         shape = self.multiplier.shape
         loaded = {key: torch.as_tensor(state[key], dtype=torch.float64) for key in ("multiplier", "penalty")}
-        for key, value in loaded.items():
-            if value.shape != shape:
-                raise ValueError(f"{key} of the state has shape {tuple(value.shape)}, and here it is {tuple(shape)}")
-        values = [math.nan if v is None else v for v in state["contraction"]]
+        values = [math.nan if v is None else float(v) for v in state["contraction"]]
+        for key, found in [
+            *((key, tuple(each.shape)) for key, each in loaded.items()),
+            ("contraction", (len(values),)),
+        ]:
+            wanted = (math.prod(shape),) if key == "contraction" else tuple(shape)
+            if found != wanted:
+                raise ValueError(f"{key} of the state has shape {found}, and here it is {wanted}")
+        self._check_ranges(loaded["multiplier"], loaded["penalty"])
+        if int(state["round"]) < 0:
+            raise ValueError(f"the round of the state must be at least 0, got {state['round']}")
         self.contraction = torch.tensor(values, dtype=torch.float64).reshape(shape)
         self.round, self.multiplier, self.penalty = int(state["round"]), loaded["multiplier"], loaded["penalty"]
 
@@ -294,6 +312,14 @@ class AugmentedLagrangian(Objective):
 def _mean(c: Tensor, valid: Tensor) -> Tensor:
     """Means over samples that count: c (..., B, m), valid (..., B), result (..., m)."""
     return (c * valid.unsqueeze(-1)).sum(-2) / valid.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _expanded(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if value.numel() not in (1, shape[-1]):
+        raise ValueError(
+            f"{name} must be one number, or one of each of the {shape[-1]} constraints, got {value.numel()}"
+        )
+    return value.expand(shape).clone()
 
 
 def _vector(name: str, value: Any) -> Tensor:

@@ -37,7 +37,7 @@ class NFT(FlowSolver):
         Times at which each sample is noised.
     updates : int
         Optimizer steps on each batch of samples.
-    lr, batch, steps, path, scheme, clip_norm, sample_steps, sample_method, micro_batch
+    lr, batch, steps, path, scheme, clip_norm, sample_steps, sample_method, micro_batch, times_together
         As of `FlowSolver`.
 
     References

@@ -80,16 +80,16 @@ class Objective:
 
     def scores(self, x: Tensor) -> Scores:
         """Rewards and constraints of samples (*runs, B, ...), checked and masked. Gradients flow where they can."""
-        modules = [each for each in (self.reward_of, *self.constraints_of) if isinstance(each, nn.Module)]
-        training = [each.training for each in modules]
-        for each in modules:
-            each.eval()
+        scored = [each for each in (self.reward_of, *self.constraints_of) if isinstance(each, nn.Module)]
+        modes = {module: module.training for each in scored for module in each.modules()}
+        for module in modes:
+            module.training = False
         try:
             reward = self._numbers("reward", self.reward_of, x) if self.reward_of else self._zeros(x)
             parts = [self._numbers("constraint", each, x) for each in self.constraints_of]
-        finally:
-            for each, mode in zip(modules, training, strict=True):
-                each.train(mode)
+        finally:  # each module has a mode of its own: one frozen inside a training one stays frozen
+            for module, mode in modes.items():
+                module.training = mode
         parts = [part.unsqueeze(-1) if part.ndim == len(self.runs) + 1 else part for part in parts]
         constraint = torch.cat(parts, -1)
         if constraint.shape[-1] != self.count:

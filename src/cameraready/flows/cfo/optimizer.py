@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -149,7 +150,8 @@ class ConstrainedFlowOptimizer:
             Of all that is drawn; by default a new one with seed 0, on the CPU.
         checkpoint : path, optional
             A folder. After each round the network, multipliers and generator are written to it; a run that finds one goes on after its last round, to the same
-            bits as without the interruption (on the same machine). Of a run that has ended the result comes back at once.
+            bits as without the interruption (on the same machine), with the generator as it was then, whatever the one given. One that has as many rounds or more comes back as it
+            is. Model, settings, and what reward and constraint say of a few states must be the same (functions that answer at random are not compared).
         progress : bool or callable
             True: one line a round on stderr if that is a terminal. A callable gets each line.
 
@@ -164,7 +166,7 @@ class ConstrainedFlowOptimizer:
         FloatingPointError
             Velocities, losses, or all rewards of a batch are not finite.
         """
-        if not (isinstance(kl, int | float) and math.isfinite(kl) and kl > 0):
+        if isinstance(kl, bool) or not isinstance(kl, numbers.Real) or not (math.isfinite(kl) and kl > 0):
             raise ValueError(f"kl must be above 0 (without a KL term the optimum is a point mass), got {kl!r}")
         for name, number in (("rounds", rounds), ("inner_steps", inner_steps), ("n_mc", n_mc)):
             least = 2 if name == "n_mc" else 1
@@ -176,7 +178,9 @@ class ConstrainedFlowOptimizer:
         drawn = torch.Generator().manual_seed(0) if generator is None else generator
         say = _teller(progress)
         settings = {"solver": repr(self.solver), "kl": float(kl), "inner_steps": inner_steps, "n_mc": n_mc}
-        settings |= {"model": digest(base.state_dict())} if checkpoint is not None else {}
+        if checkpoint is not None:
+            settings |= {"model": digest(base.state_dict()), "shape": None if shape is None else list(shape)}
+            settings |= {"scores": _probed(lagrangian, self.solver, base)}
         settings |= {"kl_samples": self.kl_samples, "slack": self.slack, "bound": lagrangian.bound.tolist()}
         settings |= {
             key: v if isinstance(v, str) else torch.as_tensor(v).tolist() for key, v in self.multipliers.items()
@@ -277,6 +281,16 @@ def _restorer(solver: Solver, base: Policy, model: Any) -> Callable[[dict[str, T
         return found
 
     return restore
+
+
+def _probed(lagrangian: AugmentedLagrangian, solver: Solver, base: Policy) -> list[list[float]] | None:
+    """Rewards and constraints of a few samples of the base, by which functions are told from others; None where they answer at random."""
+    x, _ = solver.draw(base, 8, torch.Generator().manual_seed(0))
+    found = []
+    for _ in range(2):
+        scores = scored(lagrangian, x[:8])
+        found.append([scores.reward.tolist(), *scores.constraint.T.tolist()])
+    return found[0] if found[0] == found[1] else None
 
 
 def _teller(progress: bool | Progress) -> Progress:

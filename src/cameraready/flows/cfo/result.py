@@ -86,7 +86,7 @@ class CFOResult:
     Attributes
     ----------
     model : Any
-        The network after the last round, of the class, dtype and mode of the one given.
+        The network after the last round, of the class, dtype and mode of the one given; of a model described by `velocity_of` and the like, the network inside.
     status : {"feasible", "not feasible within budget", "infeasible bound"}
         Of the last round. ``"infeasible bound"``: it is violated, lambda is at its floor and rho at its cap, so that nothing is left to raise.
     stopped : str
@@ -188,7 +188,8 @@ def round_of(
         within=float((share * (constraint <= bound).all(-1)).sum()),
         samples=len(valid),
         masked=scores.masked,
-        feasible=bool((gap <= slack * gap_error + 1e-6 * bound.abs().clamp(min=1.0)).all()),
+        feasible=bool(torch.isfinite(gap_error).all())
+        and bool((gap <= slack * gap_error + 1e-6 * bound.abs().clamp(min=1.0)).all()),
         solver={key: float(value) for key, value in (told or {}).items()},
         **of_update,
     )

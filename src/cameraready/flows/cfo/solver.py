@@ -89,6 +89,8 @@ class FlowPolicy:
     ----------
     evaluations : int
         Of the network so far, each on a batch at one time.
+    together : bool
+        Whether batches at several times are handed to the network in one call.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class FlowPolicy:
         self.velocity, self.shape, self.runs = velocity, tuple(shape), tuple(runs)
         names = frozenset(name for name, each in velocity.named_parameters() if each.requires_grad)
         self.trained = names if trained is None else trained
+        self.together = True
         self.evaluations = 0
 
     @property
@@ -129,6 +132,8 @@ class FlowPolicy:
     def at_times(self, states: list[Tensor], times: list[float]) -> Tensor:
         """Velocities of several batches of states, each at its time, in one call; shape (*runs, len(times) * B, *shape)."""
         axis, n = len(self.runs), states[0].shape[len(self.runs)]
+        if not self.together:
+            return torch.cat([self(x, t) for x, t in zip(states, times, strict=True)], axis)
         when = torch.tensor(times, dtype=states[0].dtype, device=states[0].device).repeat_interleave(n)
         found = self(torch.cat(states, axis), when)
         self.evaluations += len(times) - 1
@@ -150,6 +155,7 @@ class FlowPolicy:
     def copy(self) -> FlowPolicy:
         """A copy in evaluation mode whose `trained` parameters require gradients."""
         made = FlowPolicy(copy.deepcopy(self.velocity).eval(), self.shape, self.runs, self.trained)
+        made.together = self.together
         for name, each in made.velocity.named_parameters():
             each.requires_grad_(name in self.trained)
         return made
@@ -187,6 +193,9 @@ class FlowSolver:
         Another of `cameraready.flows._samplers.sample`'s.
     micro_batch : int
         Most samples drawn at once.
+    times_together : bool
+        Whether a training step hands the network all its times in one call. False asks once for each time: less memory, and needed by networks that take one time
+        for the whole batch.
     """
 
     lr: float = 1e-4
@@ -198,6 +207,7 @@ class FlowSolver:
     sample_steps: int = 50
     sample_method: Literal["euler", "midpoint", "heun", "rk4", "ab2"] = "euler"
     micro_batch: int = 4096
+    times_together: bool = True
 
     _positive: ClassVar[tuple[str, ...]] = ("lr", "batch", "clip_norm", "sample_steps", "micro_batch")
 
@@ -223,7 +233,11 @@ class FlowSolver:
             )
         if not any(each.requires_grad for each in model.parameters()):
             raise ValueError("no parameter of the model requires a gradient, so there is nothing to tune")
-        if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
+        if (
+            not isinstance(shape, tuple | list)
+            or not shape
+            or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
+        ):
             raise ValueError(f"shape must say that of one sample, such as (2,) or (1, 8, 8), got {shape!r}")
         velocity = copy.deepcopy(model if isinstance(model, Velocity) else velocity_of(model, path=self.path))
         if velocity.path != self.path:
@@ -232,7 +246,9 @@ class FlowSolver:
             )
         if any(each.dtype in (torch.float16, torch.bfloat16) for each in velocity.parameters()):
             velocity = velocity.float()
-        return FlowPolicy(velocity, tuple(shape)).freeze()
+        policy = FlowPolicy(velocity, tuple(shape)).freeze()
+        policy.together = self.times_together
+        return policy
 
     def copy(self, base: FlowPolicy) -> FlowPolicy:
         """A copy of the base whose parameters are tuned where the user's required gradients; in evaluation mode throughout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,7 @@ class FlowBackbone(nn.Module):
 class MapMLP(nn.Module):
     """A perceptron of vectors as the backbone of a `MetaFlowMap`.
 
-    It begins as the exact map of Gaussian data of mean zero and standard deviation `data_std` (averages of it near the diagonal), and learns what is left: inputs and outputs are of order one at every
+    It begins as the exact map of Gaussian data of mean zero and standard deviation `data_std` and learns what is left: inputs and outputs are of order one at every
     ``s`` and ``t``, the spread of posterior draws vanishes with the noise of the state, and at ``t = 0`` the condition is not seen.
 
     Parameters
@@ -132,19 +132,29 @@ class MapMLP(nn.Module):
 
     def forward(self, s: Tensor, u: Tensor, y: Tensor, t: Tensor, x: Tensor, label: Tensor | None = None) -> Tensor:
         path = self.path
-        inner, outer = s[:, None], t[:, None]
+        start, end, outer = s[:, None], u[:, None], t[:, None]
         alpha, sigma = path.alpha(outer), path.sigma(outer)
         total = sigma**2 + self.variance * alpha**2
         mean, variance = self.variance * alpha * x / total, self.variance * sigma**2 / total
-        a, b, d_a, d_b = path.alpha(inner), path.sigma(inner), path.d_alpha(inner), path.d_sigma(inner)
-        spread = (a**2 * variance + b**2).clamp(min=1e-12)
+        a, b = path.alpha(start), path.sigma(start)
+        rise, fall = _quotient(path.alpha, path.d_alpha, start, end), _quotient(path.sigma, path.d_sigma, start, end)
+        before = (a**2 * variance + b**2).clamp(min=1e-12).sqrt()
+        after = (path.alpha(end) ** 2 * variance + path.sigma(end) ** 2).clamp(min=1e-12).sqrt()
+        growth = (rise * (a + path.alpha(end)) * variance + fall * (b + path.sigma(end))) / (before * (before + after))
         centred = y - a * mean
-        gaussian = d_a * mean + (d_a * a * variance + d_b * b) / spread * centred
-        scale = (d_a * b - d_b * a) * (variance / spread).sqrt()
+        gaussian = rise * mean + growth * centred
+        scale = (path.d_alpha(start) * b - path.d_sigma(start) * a) * variance.sqrt() / before
         learned = self.network(
-            (centred / spread.sqrt()).to(y.dtype), (s, u, t), label, context=(alpha / (alpha + sigma) * x).to(y.dtype)
+            (centred / before).to(y.dtype), (s, u, t), label, context=(alpha / (alpha + sigma) * x).to(y.dtype)
         )
         return (gaussian + scale * learned).to(y.dtype)
+
+
+def _quotient(function: Callable[..., Tensor], derivative: Callable[..., Tensor], start: Tensor, end: Tensor) -> Tensor:
+    """``(f(end) - f(start)) / (end - start)``, and where that is lost to rounding the derivative in the middle, equal to second order."""
+    near = (end - start).abs() < 1e-3
+    apart = (function(end) - function(start)) / torch.where(near, 1.0, end - start)
+    return torch.where(near, derivative((start + end) / 2), apart)
 
 
 class _Conditioner(nn.Module):

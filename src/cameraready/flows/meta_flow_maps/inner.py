@@ -8,6 +8,7 @@ here anew, for any path, in a form that divides by nothing that vanishes for ``t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -190,7 +191,7 @@ class PosteriorFlow:
         draws = self.steps if steps is None else steps
         y, x, t, label = repeated(x_t, t, n, label, generator, noise)
         times_ = torch.linspace(0, 1, draws + 1, dtype=torch.float64).tolist()
-        for s, u in zip(times_[:-1], times_[1:], strict=True):
+        for s, u in itertools.pairwise(times_):
             slope = self._inner(s, y, t, x, label)
             if self.method == "midpoint":
                 slope = self._inner((s + u) / 2, y + (u - s) / 2 * slope, t, x, label)

@@ -38,9 +38,7 @@ def eulerian(
     return _squared(value - (velocity + time_like(u - s, y) * slope).detach())
 
 
-def lagrangian(
-    average: Average, s: Tensor, u: Tensor, y: Tensor, *, derivative: Derivative = "forward"
-) -> Tensor:
+def lagrangian(average: Average, s: Tensor, u: Tensor, y: Tensor, *, derivative: Derivative = "forward") -> Tensor:
     """LSD: the map's own velocity at its end, ``d/du X_{s,u}(y)``, against what the diagonal says there, held fixed."""
 
     def end(time: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -148,9 +149,9 @@ class MetaFlowMap(nn.Module):
             like = torch.zeros((), device=parameter.device)
         noise = gaussian(tuple(shape), like, generator)
         if not kernel:
-            return self.sample_posterior(
-                torch.zeros_like(noise), 0.0, steps=steps, label=label, noise=noise[None]
-            )[0].detach()
+            return self.sample_posterior(torch.zeros_like(noise), 0.0, steps=steps, label=label, noise=noise[None])[
+                0
+            ].detach()
         x = noise
         with torch.no_grad():
             for t, later in _grid(steps):
@@ -178,4 +179,4 @@ def _grid(steps: int) -> list[tuple[float, float]]:
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     ends = torch.linspace(0, 1, steps + 1, dtype=torch.float64).tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))

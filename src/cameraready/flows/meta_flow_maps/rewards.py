@@ -10,7 +10,9 @@ from torch import Tensor
 
 #: ``reward(x1) -> (B,)`` for clean data (B, ...).
 Reward = Callable[[Tensor], Any]
-_HELP = "use method='weights', which needs rewards and no gradients, or write the reward in differentiable torch operations"
+_HELP = (
+    "use method='weights', which needs rewards and no gradients, or write the reward in differentiable torch operations"
+)
 
 
 class CountedReward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ class Steered:
         rewarded = self.reward.calls
         kept, sizes, clamps, pushed = [x], [], 0, False
         with progress_bar(progress, len(grid) - 1, "steering") as report:
-            for done, (t, later) in enumerate(zip(grid[:-1], grid[1:], strict=True), 1):
+            for done, (t, later) in enumerate(itertools.pairwise(grid), 1):
                 if t == 0:
                     with torch.no_grad():
                         drift = self._ask(x, t, label).to(work)
@@ -217,7 +218,7 @@ class Steered:
                     if self.dynamics == "sde":
                         drift = drift + (self._memoryless(x, t, b) + push).to(work)
                 moved = x.to(work) + (later - t) * drift
-                if self.dynamics == "sde" and 0 < t and later < 1:
+                if self.dynamics == "sde" and t > 0 and later < 1:
                     spread = (2 * gain(t, self.path) * (later - t)) ** 0.5
                     moved = moved + spread * gaussian(tuple(shape), moved, generator)
                 x = moved.to(x.dtype)
@@ -285,7 +286,7 @@ def _grid(steps: int, times: Sequence[float] | None, start: float) -> list[float
             raise ValueError(f"steps must be at least 1, got {steps}")
         return [0.0, *(start + (1 - start) * torch.linspace(0, 1, steps + 1, dtype=torch.float64)).tolist()]
     grid = [float(t) for t in times]
-    if len(grid) < 2 or grid[0] < 0 or grid[-1] > 1 or any(b <= a for a, b in zip(grid, grid[1:], strict=False)):
+    if len(grid) < 2 or grid[0] < 0 or grid[-1] > 1 or any(b <= a for a, b in itertools.pairwise(grid)):
         raise ValueError(
             f"times must be at least two and increase in [0, 1] (0 is noise, 1 data); got {', '.join(f'{t:g}' for t in grid[:6])}"
         )

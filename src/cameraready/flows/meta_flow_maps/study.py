@@ -14,7 +14,6 @@ from cameraready.evidence import (
     Context,
     Figure,
     Gallery,
-    Spec,
     Study,
     Untested,
     above,
@@ -42,7 +41,7 @@ TUNED = ("finetune", "finetune-weights", "reward-weighted", "constant-sigma", "n
 
 
 def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
-    smoke = workload == SMOKE
+    smoke = tier == "smoke"
     runs = 2 if smoke else RUNS
     yield {"part": "posterior", "runs": runs}
     yield {"part": "few", "runs": runs}

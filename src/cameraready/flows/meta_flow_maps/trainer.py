@@ -98,7 +98,7 @@ class MFMTrainer:
         teacher: Velocity | None = None,
         *,
         distill: Distill = "esd",
-        t_cond: Callable[[int, torch.Generator], Tensor] = PowerZero(0.1, 2.0),  # noqa: B008 (frozen)
+        t_cond: Callable[[int, torch.Generator], Tensor] = PowerZero(0.1, 2.0),
         lr: float = 1e-4,
         warmup: int = 100,
         cooldown: float = 0.0,

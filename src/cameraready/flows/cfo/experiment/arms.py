@@ -74,6 +74,21 @@ def cfo(
     return Tuned(policy, rounds * inner, kept)
 
 
+def one_by_one(solver: Any, base: FlowPolicy, task: Steering, g: torch.Generator, **loop: Any) -> Tuned:
+    """CFO (expectation form) with an inner solver of a user's own, which knows nothing of runs side by side: one network after the other."""
+    stack, rounds, iterations = taken(base.velocity, torch.arange(base.runs[0])), [], 0
+    for place in range(base.runs[0]):
+        opened = solver.open(base.velocity.single(place).requires_grad_(True), base.shape)
+        tuned = cfo(solver, opened, task, g, penalty="expectation", **loop)
+        stack.load(place, tuned.policy.module)
+        rounds.append(tuned.rounds)
+        iterations = tuned.iterations
+    joined = [
+        {"round": each[0]["round"], "excess": [one["excess"][0] for one in each]} for each in zip(*rounds, strict=True)
+    ]
+    return Tuned(FlowPolicy(stack, base.shape, base.runs).freeze(), iterations, joined)
+
+
 # --- cooper ---------------------------------------------------------------------------------------------------------------
 
 

@@ -40,27 +40,33 @@ def molecule_arm(
     workload: Molecules, ctx: Context, *, arm: str, runs: int, budget: int, rounds: int, batch: int, n: int
 ) -> Rows:
     """One arm on molecules, all runs at once: tuned on surrogates (or on rdkit itself), judged by both."""
-    g = generator(2000 + MOLECULE_ARMS.index(arm))
+    g = generator(2000 + (MOLECULE_ARMS.index(arm) if arm in MOLECULE_ARMS else len(MOLECULE_ARMS)))
     net = workload.velocity
     stack = StackedMLP(runs, net.dim, net.width, net.depth, fourier=net.fourier)
     for place in range(runs):
         stack.load(place, net)
-    base = FlowPolicy(stack, (workload.dim,), (runs,)).freeze()
+    base = FlowPolicy(stack.requires_grad_(True), (workload.dim,), (runs,)).freeze()
     task = Steering(flat(workload.reward), flat(workload.constraint), workload.bound, MOLECULE_KL)
     common: dict[str, Any] = {"batch": batch, "steps": 16, "sample_steps": 40, "micro_batch": 500}
     am = AdjointMatching(lr=MOLECULE_RATES["am"], **common)
     loop: dict[str, Any] = {"rounds": rounds, "inner": max(budget // rounds, 1), "penalty": "expectation"}
     loop |= {"rho": 2.0, "n_mc": n}
-    if arm == "pretrained":
+    if arm in ctx.own:
+        own = {key: value for key, value in loop.items() if key != "penalty"}
+        tuned = arms.one_by_one(ctx.own[arm], base, task, g, **own)
+    elif arm == "pretrained":
         tuned = Tuned(base, 0)
     elif arm == "am":
         tuned = arms.alone(am, base, task, g, iterations=budget)
     elif arm == "cfo":
         tuned = arms.cfo(am, base, task, g, **loop)
     else:
-        truth = Steering(by_rdkit(workload, "reward"), by_rdkit(workload, "constraint"), workload.bound, MOLECULE_KL)
-        nft = NFT(lr=MOLECULE_RATES["nft"], **common)
-        tuned = arms.cfo(nft, base, truth, g, **{**loop, "n_mc": max(n // 2, 20)})
+        # rdkit is asked for every sample, which costs more than the network: half the rounds, of half the size.
+        rdkit = Rdkit(workload)
+        truth = Steering(rdkit.score("reward"), rdkit.score("constraint"), workload.bound, MOLECULE_KL)
+        nft = NFT(lr=MOLECULE_RATES["nft"], **(common | {"batch": max(batch // 2, 4)}))
+        halved = {"rounds": max(rounds // 2, 1), "n_mc": max(n // 4, 10)}
+        tuned = arms.cfo(nft, base, truth, g, **{**loop, **halved})
     x, _ = am.draw(tuned.policy, n, g)
     kl = am.divergence(tuned.policy, base, max(n // 2, 20), g)
     for number, row in enumerate(judged(task, x, base.runs)):
@@ -84,9 +90,20 @@ def molecule_arm(
     yield from round_rows(arm, tuned)
 
 
-def by_rdkit(workload: Molecules, name: str) -> Callable[[Tensor], Tensor]:
-    """What rdkit says of decoded latents, as a black box; NaN where there is no molecule."""
-    return flat(lambda x: workload.truth(x.detach())[name].to(x.dtype))
+class Rdkit:
+    """What rdkit says of decoded latents, as black boxes; NaN where there is no molecule. Reward and constraint share what they decode."""
+
+    def __init__(self, workload: Molecules) -> None:
+        self.workload = workload
+        self._last: tuple[Tensor, dict[str, Any]] | None = None
+
+    def score(self, name: str) -> Callable[[Tensor], Tensor]:
+        def of(x: Tensor) -> Tensor:
+            if self._last is None or not torch.equal(self._last[0], x):
+                self._last = (x.detach().clone(), self.workload.truth(x.detach()))
+            return self._last[1][name].to(x.dtype)
+
+        return flat(of)
 
 
 def pictures(workload: Molecules, arm: str, measured: dict[str, Any]) -> Rows:
@@ -112,9 +129,7 @@ def pictures(workload: Molecules, arm: str, measured: dict[str, Any]) -> Rows:
 # --- a user's own ------------------------------------------------------------------------------------------------------------
 
 
-def own_arm(
-    workload: OwnProblem, ctx: Context, *, run: str, budget: int, rounds: int, n: int, batch: int
-) -> Rows:
+def own_arm(workload: OwnProblem, ctx: Context, *, run: str, budget: int, rounds: int, n: int, batch: int) -> Rows:
     """All arms of one run on the user's flow; those of the user's own are inner solvers under the expectation form."""
     task, shape = workload.steering, workload.flow.shape
     am = AdjointMatching(lr=1e-3, batch=batch, steps=20, sample_steps=20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,7 +39,9 @@ class OwnProblem:
         if isinstance(velocity, nn.Module) and next(velocity.parameters(), None) is not None:
             return velocity.requires_grad_(True)
         if len(self.flow.shape) != 1:
-            raise ValueError("the velocity has no parameters to tune, and a correction is made for vectors only; give a torch module")
+            raise ValueError(
+                "the velocity has no parameters to tune, and a correction is made for vectors only; give a torch module"
+            )
         return Corrected(velocity, self.flow.shape[0])
 
 
@@ -90,7 +92,9 @@ def open_own(spec: Spec) -> OwnProblem:
     except (TypeError, ValueError):
         raise SpecError(f"bound and kl must be numbers; give {WANTED}") from None
     if not (math.isfinite(limit) and limit != 0 and kl > 0):
-        raise SpecError(f"the bound must be a finite number other than 0 (excess is told as a share of it) and kl above 0, got {limit} and {kl}")
+        raise SpecError(
+            f"the bound must be a finite number other than 0 (excess is told as a share of it) and kl above 0, got {limit} and {kl}"
+        )
     problem = open_flow(replace(spec, kind="value").with_value(flow))
     return OwnProblem(problem, Steering(reward, constraint, limit, kl))
 
@@ -103,7 +107,9 @@ def _of_table(spec: Spec) -> OwnProblem:
     features, roles = read_columns(spec, ["reward", "constraint"])
     strange = [str(name) for name in features.columns if features[name].dtype.kind not in "fiu"]
     if strange:
-        raise SpecError(f"a flow needs columns of numbers, and {', '.join(strange[:5])} of {spec.name} are not; leave them out")
+        raise SpecError(
+            f"a flow needs columns of numbers, and {', '.join(strange[:5])} of {spec.name} are not; leave them out"
+        )
     rows = features.to_numpy(np.float64)
     targets = np.stack([roles[name].to_numpy(np.float64) for name in ("reward", "constraint")], 1)
     kept = np.isfinite(rows).all(1) & np.isfinite(targets).all(1)
@@ -136,5 +142,3 @@ def _squares(x: Tensor) -> Tensor:
     """1, columns, and products of columns."""
     places = torch.triu_indices(x.shape[-1], x.shape[-1])
     return torch.cat([torch.ones_like(x[..., :1]), x, x[..., places[0]] * x[..., places[1]]], -1)
-
-

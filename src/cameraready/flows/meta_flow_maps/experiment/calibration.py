@@ -18,6 +18,8 @@ TIMES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 GRADIENT_TIMES = (0.3, 0.5)
 #: Draws in all for each estimate of a bias.
 POOL = 1024
+#: Draws of a state between which distances are taken; means, spreads and weights are of all.
+PAIRS = 256
 DRAWS = (1, 4, 16, 64)
 
 
@@ -31,7 +33,7 @@ def posterior(problem: Problem, arms: dict[str, Any], *, runs: int) -> Iterator[
     """A row for each run, arm and time: energy distance to draws of the truth in units of their spread, errors of mean, spread and mode weights."""
     small = problem.name in (DIGITS, SMOKE)
     times = (0.2, 0.5, 0.8) if small else TIMES
-    each, n = (2, 48) if problem.name == DIGITS else (8, 256)
+    each, n = (2, 48) if problem.name == DIGITS else (8, 300 if problem.name == SMOKE else 1000)
     rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for place, t in enumerate(times):
         g = torch.Generator().manual_seed(1000 + place)
@@ -78,7 +80,7 @@ def gradients(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
     """A row for each run, arm and number of draws: the bias of the estimated gradient of the value, as a share of the truth's norm."""
     assert problem.mixture is not None
     smoke = problem.name == SMOKE
-    each, times, pool, sizes = (2, (0.5,), 64, DRAWS[:2]) if smoke else (2, GRADIENT_TIMES, POOL, DRAWS)
+    each, times, pool, sizes = (2, (0.5,), 64, DRAWS[:2]) if smoke else (6, GRADIENT_TIMES, POOL, DRAWS)
     reward = problem.reward.scaled(problem.scale)  # type: ignore[attr-defined]
     estimators = {"mfm": problem.mfm, "exact-draws": PosteriorFlow(problem.teacher, LinearPath(), steps=5)}
     x = torch.cat([states(problem, t, runs * each, torch.Generator().manual_seed(77 + i)) for i, t in enumerate(times)])
@@ -89,7 +91,13 @@ def gradients(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
         for n in sizes:
             g, repeats = torch.Generator().manual_seed(5000 + n), pool // n
             slopes, _ = value_gradient(
-                estimator, x.repeat(repeats, 1), t.repeat(repeats), problem.reward, n=n, scale=problem.scale, generator=g
+                estimator,
+                x.repeat(repeats, 1),
+                t.repeat(repeats),
+                problem.reward,
+                n=n,
+                scale=problem.scale,
+                generator=g,
             )
             yield from _biases(name, n, slopes.reshape(repeats, *x.shape), truth, run, runs)
     state = x.clone().requires_grad_()
@@ -99,9 +107,7 @@ def gradients(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
         yield from _biases("dps", n, slope[None], truth, run, runs)
 
 
-def _biases(
-    name: str, n: int, found: Tensor, truth: Tensor, run: Tensor, runs: int
-) -> Iterator[dict[str, Any]]:
+def _biases(name: str, n: int, found: Tensor, truth: Tensor, run: Tensor, runs: int) -> Iterator[dict[str, Any]]:
     repeats = len(found)
     noise = found.var(0).sum(1) / repeats if repeats > 1 else torch.zeros(len(truth))
     off = (found.mean(0) - truth).square().sum(1) - noise  # without what the noise of the mean adds
@@ -134,22 +140,25 @@ def _truth(problem: Problem, x: Tensor, t: float, n: int, generator: torch.Gener
         return problem.mixture.posterior_sample(x.double(), t, n, generator).float()
     steps, method = (12, "euler") if problem.name == DIGITS else (32, "midpoint")
     with torch.no_grad():
-        return PosteriorFlow(problem.teacher, LinearPath(), steps=steps, method=method).sample_posterior(x, t, n, generator=generator)
+        return PosteriorFlow(problem.teacher, LinearPath(), steps=steps, method=method).sample_posterior(
+            x, t, n, generator=generator
+        )
 
 
 def _compared(problem: Problem, draws: Tensor, truth: Tensor, x: Tensor, t: float) -> dict[str, Tensor]:
     found, real = (v.flatten(2).transpose(0, 1).double() for v in (draws, truth))  # (B, n, D)
-    n = found.shape[1]
-    apart = torch.stack([torch.cdist(part, part).sum() / (n * (n - 1)) for part in real])
+    few = (found[:, :PAIRS], real[:, :PAIRS])
+    n = few[1].shape[1]
+    apart = torch.stack([torch.cdist(part, part).sum() / (n * (n - 1)) for part in few[1]])
     spread = (real - real.mean(1, keepdim=True)).square().sum(2).mean(1).sqrt()
     seen = (found - found.mean(1, keepdim=True)).square().sum(2).mean(1).sqrt()
     result = {
-        "energy": torch.stack([energy_distance(a, b) for a, b in zip(found, real, strict=True)]) / apart,
+        "energy": torch.stack([energy_distance(a, b) for a, b in zip(*few, strict=True)]) / apart,
         "mean_error": (found.mean(1) - real.mean(1)).norm(dim=1) / spread,
         "spread_ratio": seen / spread,
     }
     if problem.mixture is not None:
-        result["weight_error"] = (_modes(problem, found) - _modes(problem, real)).abs().sum(1) / 2
+        result["weight_error"] = (_modes(problem, found) - problem.mixture.posterior(x.double(), t).weights).abs().sum(1) / 2
     return result
 
 

@@ -22,6 +22,8 @@ from cameraready.flows.meta_flow_maps import FlowBackbone, MapMLP, MetaFlowMap, 
 EIGHT, SIXTEEN, BOARD, DIGITS, SMOKE = "eight-gaussians", "rare-mode", "checkerboard", "digits", "two-modes"
 #: Share of the mode that the reward of `SIXTEEN` asks for.
 RARE = 0.005
+#: Training steps of a map of a user's own data.
+OWN_STEPS = 3000
 
 
 @dataclass(frozen=True)
@@ -64,27 +66,59 @@ class Problem:
 RECIPES: dict[str, dict[str, Any]] = {
     EIGHT: {
         "name": "mfm-eight-gaussians",
-        "version": 1,
+        "version": 2,
         "network": {"width": 128, "depth": 4, "data_std": 1.45},
-        "training": {"distill": "psd", "steps": 7000, "batch": 512, "lr": 2e-3, "cooldown": 0.6, "ema": 0.998, "diagonal": 0.4},
+        "training": {
+            "distill": "psd",
+            "steps": 5000,
+            "batch": 512,
+            "lr": 2e-3,
+            "cooldown": 0.6,
+            "ema": 0.998,
+            "diagonal": 0.4,
+        },
     },
     SIXTEEN: {
         "name": "mfm-rare-mode",
         "version": 1,
         "network": {"width": 192, "depth": 4, "data_std": 1.1},
-        "training": {"distill": "psd", "steps": 6000, "batch": 512, "lr": 2e-3, "cooldown": 0.6, "ema": 0.998, "diagonal": 0.4},
+        "training": {
+            "distill": "psd",
+            "steps": 5000,
+            "batch": 512,
+            "lr": 2e-3,
+            "cooldown": 0.6,
+            "ema": 0.998,
+            "diagonal": 0.4,
+        },
     },
     BOARD: {
         "name": "mfm-checkerboard",
         "version": 1,
         "network": {"width": 128, "depth": 4, "data_std": 1.15},
-        "training": {"distill": "psd", "steps": 5000, "batch": 384, "lr": 2e-3, "cooldown": 0.6, "ema": 0.998, "diagonal": 0.4},
+        "training": {
+            "distill": "psd",
+            "steps": 5000,
+            "batch": 384,
+            "lr": 2e-3,
+            "cooldown": 0.6,
+            "ema": 0.998,
+            "diagonal": 0.4,
+        },
     },
     DIGITS: {
         "name": "mfm-digits",
         "version": 1,
         "network": {"from": "digits-unet", "layers": ["first", "embed"], "width": 48},
-        "training": {"distill": "psd", "steps": 1800, "batch": 96, "lr": 5e-4, "cooldown": 0.6, "ema": 0.995, "diagonal": 0.25},
+        "training": {
+            "distill": "psd",
+            "steps": 1800,
+            "batch": 96,
+            "lr": 5e-4,
+            "cooldown": 0.6,
+            "ema": 0.995,
+            "diagonal": 0.25,
+        },
     },
 }
 
@@ -98,7 +132,9 @@ def two_modes() -> GaussianMixture:
 def rare_mode() -> GaussianMixture:
     """Six Gaussians in 16 dimensions, the last of which holds the share `RARE`."""
     base = random_mixture(16, 6, torch.Generator().manual_seed(11), spread=1.0, scale=0.5)
-    weights = torch.cat([(1 - RARE) * base.weights[:-1] / base.weights[:-1].sum(), torch.tensor([RARE], dtype=torch.float64)])
+    weights = torch.cat(
+        [(1 - RARE) * base.weights[:-1] / base.weights[:-1].sum(), torch.tensor([RARE], dtype=torch.float64)]
+    )
     return GaussianMixture(weights, base.means, base.covariances)
 
 
@@ -113,16 +149,29 @@ def problem(name: str) -> Problem:
         teacher = board.velocity(LinearPath())
         mfm = _map(recipe, 2, teacher, lambda n, g: board.sample(n, g).float())
         reward = QuadraticReward.closeness(torch.tensor([1.5, 1.5]), 1.0)
-        return Problem(name, (2,), teacher, lambda n, g: board.sample(n, g).float(), mfm, reward, 1.0, reference=board.sample(4000, torch.Generator().manual_seed(5)).float())
+        return Problem(
+            name,
+            (2,),
+            teacher,
+            lambda n, g: board.sample(n, g).float(),
+            mfm,
+            reward,
+            1.0,
+            reference=board.sample(4000, torch.Generator().manual_seed(5)).float(),
+        )
     mixture = {EIGHT: eight_gaussians, SIXTEEN: rare_mode, SMOKE: two_modes}[name]()
     single = mixture.to(torch.float32)
     teacher = single.velocity(LinearPath())
     if name == SMOKE:
         mfm = smoke_map(teacher, single.sample)
-        return Problem(name, (1,), teacher, single.sample, mfm, QuadraticReward.closeness(mixture.means[1], 1.0), 1.0, mixture)
+        return Problem(
+            name, (1,), teacher, single.sample, mfm, QuadraticReward.closeness(mixture.means[1], 1.0), 1.0, mixture
+        )
     mfm = _map(RECIPES[name], mixture.dim, teacher, single.sample)
     if name == EIGHT:
-        return Problem(name, (2,), teacher, single.sample, mfm, QuadraticReward.closeness(mixture.means[0], 1.0), 2.0, mixture)
+        return Problem(
+            name, (2,), teacher, single.sample, mfm, QuadraticReward.closeness(mixture.means[0], 1.0), 2.0, mixture
+        )
     reward = QuadraticReward.closeness(mixture.means[-1], 1.5)
     return Problem(name, (mixture.dim,), teacher, single.sample, mfm, reward, 2.0, mixture)
 
@@ -130,7 +179,9 @@ def problem(name: str) -> Problem:
 def smoke_map(teacher: Callable[..., Tensor], draw: Callable[..., Tensor]) -> MetaFlowMap:
     """A map of a second's training."""
     mfm = MetaFlowMap(MapMLP(1, width=24, depth=2))
-    return MFMTrainer(mfm, teacher, distill="psd", batch=128, lr=5e-3, warmup=10, cooldown=0.5, ema=0.98).fit(draw, 150, progress=False)
+    return MFMTrainer(mfm, teacher, distill="psd", batch=128, lr=5e-3, warmup=10, cooldown=0.5, ema=0.98).fit(
+        draw, 150, progress=False
+    )
 
 
 def own_network(dim: int, data_std: float) -> MetaFlowMap:
@@ -138,7 +189,7 @@ def own_network(dim: int, data_std: float) -> MetaFlowMap:
     return MetaFlowMap(MapMLP(dim, width=128, depth=4, data_std=data_std))
 
 
-def own_training(problem: Problem, steps: int = 3000) -> MetaFlowMap:
+def own_training(problem: Problem) -> MetaFlowMap:
     """The map of a user's flow, trained for about a minute."""
     trainer = MFMTrainer(
         problem.mfm,
@@ -151,7 +202,7 @@ def own_training(problem: Problem, steps: int = 3000) -> MetaFlowMap:
         diagonal=0.4,
         data_std=problem.mfm.backbone.variance**0.5,  # type: ignore[union-attr, operator]
     )
-    return trainer.fit(problem.draw, steps)
+    return trainer.fit(problem.draw, OWN_STEPS)
 
 
 def _map(recipe: dict[str, Any], dim: int, teacher: Callable[..., Tensor], draw: Callable[..., Tensor]) -> MetaFlowMap:
@@ -161,7 +212,9 @@ def _map(recipe: dict[str, Any], dim: int, teacher: Callable[..., Tensor], draw:
     return cached(recipe, build, lambda mfm, checkpoint: _trained(mfm, teacher, draw, recipe, checkpoint))  # type: ignore[return-value]
 
 
-def _trained(mfm: Any, teacher: Callable[..., Tensor], draw: Callable[..., Tensor], recipe: dict[str, Any], checkpoint: Any) -> Any:
+def _trained(
+    mfm: Any, teacher: Callable[..., Tensor], draw: Callable[..., Tensor], recipe: dict[str, Any], checkpoint: Any
+) -> Any:
     settings = dict(recipe["training"])
     steps = settings.pop("steps")
     std = recipe["network"].get("data_std", 1.0)

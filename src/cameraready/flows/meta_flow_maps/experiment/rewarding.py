@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cameraready.flows import LinearPath, sample
+from cameraready.flows import sample
 from cameraready.flows.meta_flow_maps import Steered
 from cameraready.flows.meta_flow_maps.experiment.problems import DIGITS, SMOKE, Problem
 
@@ -68,7 +69,12 @@ def steered(method: str, n: int) -> Way:
 
     def way(problem: Problem, runs: int, setting: float, generator: torch.Generator) -> Reached:
         guide = Steered(
-            problem.mfm, problem.reward, n=n, method=method, velocity=problem.teacher, scale=setting * problem.scale  # type: ignore[arg-type]
+            problem.mfm,
+            problem.reward,
+            n=n,
+            method=method,
+            velocity=problem.teacher,
+            scale=setting * problem.scale,  # type: ignore[arg-type]
         )
         found = guide.sample((runs, *problem.shape), steps=STEER_STEPS, generator=generator, trajectory=True)
         size = float(found.effective.mean())
@@ -91,7 +97,7 @@ def smc(particles: int) -> Way:
         log_weight, last = torch.zeros(runs, particles), torch.zeros(runs, particles)
         calls = rewards = 0
         with torch.no_grad():
-            for t, later in zip(times[:-1], times[1:], strict=True):
+            for t, later in itertools.pairwise(times):
                 b = problem.teacher(x, torch.full((len(x),), t))
                 calls += 1
                 now = setting * problem.scale * problem.reward(x + (1 - t) * b).reshape(runs, particles)
@@ -179,7 +185,7 @@ def implausibility(problem: Problem, x: Tensor) -> Tensor:
     """How far from anything real: minus the log density where it is known, else the distance to the nearest training datum; (B,)."""
     if problem.mixture is not None:
         return -problem.mixture.log_prob(x.double())
-    near = problem.extra["train"] if "train" in problem.extra else problem.reference
+    near = problem.extra.get("train", problem.reference)
     return torch.cdist(x.flatten(1), near.flatten(1)).min(1).values  # type: ignore[union-attr]
 
 
@@ -198,7 +204,8 @@ def pictures(problem: Problem, name: str, found: Reached) -> dict[str, str]:
     cloud = problem.draw(300, torch.Generator().manual_seed(3))
     return {
         "picture": plane(cloud, found.x, paths=found.trajectory, labels=("data", name), span=(-3.2, 3.2, -3.2, 3.2)),
-        "alt": f"points of the data and {len(found.x)} samples of {name}" + (", with their paths from noise" if found.trajectory is not None else ""),
+        "alt": f"points of the data and {len(found.x)} samples of {name}"
+        + (", with their paths from noise" if found.trajectory is not None else ""),
         "caption": f"{name}: mean reward {float(problem.reward(found.x).mean()):.2f}, {found.network_calls + found.reward_calls:.0f} calls each",
     }
 

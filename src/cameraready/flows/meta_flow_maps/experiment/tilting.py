@@ -37,7 +37,11 @@ def ends(problem: Problem, name: str, *, runs: int) -> Iterator[dict[str, Any]]:
     smoke = problem.name == SMOKE
     steps, n = (30, 400) if smoke else (300, 2000)
     rates: tuple[float, ...] = RATES if not smoke and name != "not-tuned" else RATES[1:2]
-    scored = {rate: _distance(problem, _tuned(problem, name, rate, 900, steps), 900, n) for rate in rates} if len(rates) > 1 else {rates[0]: 0.0}
+    scored = (
+        {rate: _distance(problem, _tuned(problem, name, rate, 900, steps), 900, n) for rate in rates}
+        if len(rates) > 1
+        else {rates[0]: 0.0}
+    )
     rate = min(scored, key=lambda r: scored[r])
     for run in range(runs):
         network = _tuned(problem, name, rate, run, steps)

@@ -18,7 +18,7 @@ from cameraready.flows.mixed_cumulant.scaling import recovery_times
 
 PAIRWISE, FOURTH, CORRELATED = "pairwise", "fourth", "correlated"
 RUNS = {PAIRWISE: 60, FOURTH: 40, CORRELATED: 60}
-DIMS = {PAIRWISE: (25, 50, 100, 200, 400), FOURTH: (12, 16, 24, 32, 48), CORRELATED: (25, 50, 100, 200, 400)}
+DIMS = {PAIRWISE: (25, 50, 100, 200, 400), FOURTH: (12, 16, 24, 32, 40), CORRELATED: (25, 50, 100, 200, 400)}
 #: Overlaps that count as recovery: u, v alone, v beside u. At d = 12 a random unit vector has 0.8 with probability 0.002.
 THRESHOLD = {PAIRWISE: 0.5, FOURTH: 0.8, CORRELATED: 0.3}
 #: Drift over what normalisation takes away, at |w.v| = d^(-1/2): the fourth direction's step is the one with this ratio, in closed form.

@@ -27,7 +27,7 @@ class StackedMixer(nn.Module):
 
     def __init__(self, seeds: int, width: int = 32, blocks: int = 2) -> None:
         super().__init__()
-        generators = [torch.Generator().manual_seed(10_000 + s) for s in range(seeds)]
+        generators = [torch.Generator().manual_seed(20_000 + s) for s in range(seeds)]
         pixels, self.tokens, self.width, self.seeds = _PATCH**2, (_SIDE // _PATCH) ** 2, width, seeds
         self.enter = StackedLinear(generators, pixels, width)
         self.clock = StackedLinear(generators, 2 * _FOURIER, width)
