@@ -12,6 +12,7 @@ from torch import nn
 from cameraready.flows import check_direction, looks_reversed, velocity_of
 from cameraready.flows._paths import CosinePath, LinearPath, convert
 from cameraready.flows._samplers import sample
+from cameraready.flows._toy.mixtures import GaussianMixture
 from tests.flows.flow_cases import exact, mixture, writings
 
 pytestmark = pytest.mark.torch
@@ -253,6 +254,51 @@ def test_what_is_no_velocity_has_no_direction(broken, words):
     for look in (check_direction, looks_reversed):
         with pytest.raises((ValueError, FloatingPointError), match=words):
             look(broken, data(), generator=generator())
+
+
+def test_a_model_that_fits_in_no_reading_is_not_advised_into_a_wrong_one():
+    own, v = data(), exact()
+    words = r"fits these data in no reading .* scale, labels, kind, time_scale"
+    for wrong, given in (
+        (v, 50 * own),  # in other units than it was trained in
+        (lambda x, t: 3 * v(x + 5, t), own),  # of another class, say
+        (lambda x, t: v(x, t / 1000), own),
+        (lambda x, t: 4 * x, own),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_direction(wrong, given, generator=generator())
+        looks_reversed(wrong, given, generator=generator())
+    for scale in (0.1, 10.0):  # data of any variance, where the model knows them
+        law = GaussianMixture(mixture().weights, scale * mixture().means, scale**2 * torch.tensor([0.2, 0.3]).double())
+        check_direction(law.velocity(LinearPath()), scale * own, generator=generator())
+        with pytest.raises(ValueError, match="data_to_noise"):
+            check_direction(
+                lambda x, s, law=law: -law.velocity(LinearPath())(x, 1 - s), scale * own, generator=generator()
+            )
+
+
+def test_looking_changes_nothing_in_the_model():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)).double()
+    net[2].eval()
+    modes, before = [m.training for m in net.modules()], copy.deepcopy(net.state_dict())
+    random = torch.get_rng_state()
+
+    class Timed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, t):
+            assert not net[1].training
+            return self.net(x)
+
+    for model in (Timed(), velocity_of(Timed())):
+        check_direction(model, data(), generator=generator())
+        looks_reversed(model, data(), generator=generator())
+    assert [m.training for m in net.modules()] == modes
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 def test_a_model_of_one_time_for_the_whole_batch_is_looked_at_too():

@@ -372,6 +372,11 @@ def test_wrong_pipelines_and_steps_are_refused_with_a_sentence():
     scheduler.set_timesteps(2)
     with pytest.raises(ValueError, match="not its index"):
         scheduler.step(x, 0, x)
+    fresh = BAScheduler()
+    fresh.set_timesteps(4)
+    fresh.step(x, fresh.timesteps[0], x)
+    with pytest.raises(ValueError, match="steps go in order"):
+        fresh.step(x, fresh.timesteps[3], x)
     with pytest.raises(FloatingPointError, match="not finite"):
         scheduler.step(x * float("nan"), scheduler.timesteps[0], x)
 

@@ -35,8 +35,19 @@ def test_every_arm_keeps_to_its_budget(quick, side, nfe):
         if made is not None:
             taken[arm] = made.run(noise, arms.times_of(made.steps, 0.6), y).calls
     assert set(taken.values()) == {nfe}
-    assert {"ba", "euler", "ab2", "dpm++2m", "unipc", "heun"} <= set(taken)
+    assert {"ba", "euler", "ab2", "ab3", "dpm++2m", "dpm++3m", "unipc", "unipc3", "heun"} <= set(taken)
     assert ("rk4" in taken) == (nfe == 4)
+
+
+def test_three_step_adams_bashforth_integrates_parabolas_on_unequal_steps():
+    """A velocity that is a parabola in time, from its third step on: the first two see one and two points of it."""
+    times = torch.tensor([0.0, 0.1, 0.25, 0.5, 0.6, 1.0], dtype=torch.float64)
+    x = torch.zeros(2, 1, dtype=torch.float64)
+    found = arms.adams_bashforth(lambda x, t: torch.full_like(x, 1 + 2 * t - 3 * t**2), x, times, None)
+    begun = 0.1 * 1.0 + 0.15 * 1.17 + 0.15**2 / 2 * 0.17 / 0.1  # Euler, then two steps
+    exact = (1 + 1 - 1) - (0.25 + 0.25**2 - 0.25**3)
+    assert float(found.x[0]) == pytest.approx(begun + exact, abs=1e-12)
+    assert found.calls == 5
 
 
 def test_more_evaluations_come_closer_and_the_reference_is_far_closer_still(quick, side):

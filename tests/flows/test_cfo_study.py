@@ -90,6 +90,14 @@ class Exact(torch.nn.Module):
         return (2 * t - 1) * x / (t**2 + (1 - t) ** 2)
 
 
+class Flow(Exact):
+    """The same with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+
 def test_guidance_by_a_linear_reward_shifts_a_gaussian_as_it_should():
     """E[f | x_t] is linear, and log E[exp f | x_t] differs from f(E[x_1 | x_t]) by a constant: strength 1 is exact."""
     task = problems.Steering(lambda x: x[..., 0], lambda x: x[..., 1], 1.0, kl=1.0)
@@ -99,6 +107,16 @@ def test_guidance_by_a_linear_reward_shifts_a_gaussian_as_it_should():
     plain = arms.guided(base, task, noise, torch.tensor(0.0), strength=0.0, steps=400)[0]
     shift = (x - plain).mean(0)
     assert shift.tolist() == pytest.approx([1.0, -0.5], abs=0.02)
+
+
+def test_resampling_meets_the_bound_without_training():
+    """N(0, I) under r = x_1, c = x_1 + x_2, alpha = 1: tilted by (1 - mu, -mu), and E[c] = 1 - 2 mu."""
+    task = problems.Steering(lambda x: x[..., 0], lambda x: x[..., 0] + x[..., 1], 0.4, kl=1.0)
+    told = {}
+    base = FlowPolicy(Flow(), (2,), (1,)).freeze()
+    x = arms.resampled(trials.solver_of("am"), base, task, generator(), 3000, 10, told)[0]
+    assert x.mean(0).tolist() == pytest.approx([0.7, -0.3], abs=0.06)
+    assert told["draws_each"][0] == pytest.approx(math.exp(0.7**2 + 0.3**2), rel=0.2)
 
 
 def test_rates_and_good_weights():
@@ -172,7 +190,7 @@ def test_a_correction_begins_as_nothing_and_a_users_solver_is_run_one_network_at
     net = own.Corrected(velocity, 2)
     x, t = torch.randn(6, 2, generator=generator()), torch.full((6,), 0.3)
     torch.testing.assert_close(net(x, t), velocity(x, t))
-    solver = trials.solvers()["am"]
+    solver = trials.solver_of("am")
     base = trials.plane_base([7, 8], 5, keep=False, quiet=True)
     tuned = arms.one_by_one(solver, base, problems.PLANE, generator(), rounds=2, inner=2, n_mc=20)
     assert tuned.policy.runs == (2,)

@@ -180,6 +180,8 @@ def test_a_run_that_is_broken_off_goes_on_as_if_it_had_not_been(clone):
     assert [r["step"] for r in second.history] == [r["step"] for r in whole.history]
     with pytest.raises(ValueError, match="other data"):
         SimplicityBiasCallback(drawn(), clone=clone, times=TIMES, seed=1).load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="damaged"):
+        make().load_state_dict({**first.state_dict(), "history": [{"a": 1.0}]})
 
 
 def test_in_a_loop_of_accelerate(callback, tmp_path):
@@ -251,6 +253,7 @@ def test_models_of_other_precision(dtype, callback):
         (lambda c: SimplicityBiasCallback(drawn(), times=(0.0,)), ValueError, "strictly between"),
         (lambda c: SimplicityBiasCallback(torch.randn(30, 2), clone=c), ValueError, "clone is of samples"),
         (lambda c: SimplicityBiasCallback(drawn(), every=0), ValueError, "every"),
+        (lambda c: SimplicityBiasCallback(drawn() * math.nan, clone=c), ValueError, "NaN"),
         (
             lambda c: SimplicityBiasCallback(drawn(), clone=c).evaluate(lambda x, t: x * math.nan, 1),
             FloatingPointError,

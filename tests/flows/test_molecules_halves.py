@@ -17,7 +17,7 @@ from cameraready.flows._molecules.halves import Embedding, cuts, join, words_of 
 
 @pytest.fixture(scope="module")
 def codebook():
-    return Codebook(drugs.shipped_smiles()[:250], latent=8, rare=4)
+    return Codebook(drugs.shipped_smiles()[:150], latent=8, rare=3)
 
 
 def generator(seed=0):
@@ -43,7 +43,7 @@ def test_cleaning_keeps_the_largest_part_neutral_and_without_stereo():
 
 
 def test_joining_a_cut_gives_the_molecule_back(codebook):
-    for smiles in codebook.train[:60]:
+    for smiles in codebook.train[:30]:
         found = cuts(smiles, most=9)
         assert found
         for cut in found:
@@ -80,7 +80,7 @@ def test_halves_are_said_in_selfies_from_their_open_end():
 
 
 def test_the_embedding_is_white_and_keeps_to_its_halves(codebook):
-    halves = sorted({*codebook.left.smiles, *codebook.right.smiles})
+    halves = sorted({*codebook.left.smiles, *codebook.right.smiles})[:120]
     embedding = Embedding(halves, 5, rare=4)
     points = embedding(halves).double()
     torch.testing.assert_close(points.mean(0), torch.zeros(5).double(), atol=1e-5, rtol=0)

@@ -3,6 +3,7 @@
 import doctest
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -91,6 +92,34 @@ def test_a_problem_with_a_velocity_of_its_own_is_checked_too_on_its_own_path():
     untrained._trained = lambda: asked.append(1)
     assert given(untrained) is untrained
     assert not asked  # opening trains nothing
+
+
+@pytest.mark.parametrize(
+    "layer", [torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(DIM, affine=False)], ids=["dropout", "batch"]
+)
+def test_networks_that_are_still_in_training_are_warned_of_and_left_as_they_are(layer):
+    data = mixture().sample(300, torch.Generator().manual_seed(0))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, t):
+            return exact()(self.layer.double()(x), t)
+
+    velocity, before = Net(), torch.get_rng_state()
+    layer.train()
+    with pytest.warns(UserWarning, match=r"velocity of mine gives other answers .* call eval\(\) on the network"):
+        given(FlowProblem("mine", data, velocity=velocity))
+    assert layer.training
+    assert torch.equal(torch.get_rng_state(), before)
+    if isinstance(layer, torch.nn.BatchNorm1d):
+        assert torch.equal(layer.running_mean, torch.zeros(DIM).double())
+    layer.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given(FlowProblem("mine", data, velocity=velocity))
 
 
 def test_arrays_of_doubles_get_a_velocity_that_takes_them(quickly, monkeypatch):
@@ -200,11 +229,22 @@ def test_train_and_test_share_nothing_and_labels_stay_with_their_data():
     assert torch.equal(problem.train_labels, (problem.train[:, 0] / 2).long() % 5)
     assert torch.equal(problem.test_labels, (problem.test[:, 0] / 2).long() % 5)
     assert torch.equal(FlowProblem("numbers", data).test, problem.test)
-    for labels in (np.arange(100, dtype=np.uint64), np.arange(200)[::-2], list(range(100))):
+    for labels in (np.arange(100, dtype=np.uint64), np.arange(100)[::-1], list(range(100))):
         assert FlowProblem("numbers", data, labels).labels.tolist() == [int(label) for label in labels]
     generator = torch.Generator().manual_seed(0)
     assert set(problem.draw(50, generator)[:, 0].tolist()) <= set(problem.train[:, 0].tolist())
     assert problem.noise(7, generator).shape == (7, 2)
+
+
+def test_data_are_the_problems_own_and_labels_are_classes():
+    array = rows()
+    problem = FlowProblem("mine", array)
+    array[:] = 0
+    assert float(problem.data.std()) > 1
+    many = np.arange(60) * 10
+    with pytest.raises(ValueError, match="labels of mine go up to 590; at most 100 classes"):
+        FlowProblem("mine", rows(), many)
+    assert FlowProblem("mine", rows(), many, exact()).classes == 591  # a model of the user's may know as many
 
 
 def test_a_mixture_gives_data_and_the_exact_velocity():
@@ -215,6 +255,8 @@ def test_a_mixture_gives_data_and_the_exact_velocity():
     torch.testing.assert_close(problem.velocity(x, 0.4), exact()(x, 0.4))
     torch.testing.assert_close(problem.data.double().mean(0), mixture().mean(), rtol=0, atol=0.1)
     assert problem.draw(5, torch.Generator().manual_seed(0)).dtype == problem.data.dtype
+    given_too = FlowProblem("gauss", mixture=mixture(), velocity=lambda x, t: x)
+    assert not given_too.is_exact
     with pytest.raises(ValueError, match="needs data, or a mixture"):
         FlowProblem("nothing")
 

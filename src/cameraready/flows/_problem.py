@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Data that are drawn where only a mixture is given.
 DRAWN = 4096
+#: Classes that a network is trained on at most.
+MAX_CLASSES = 100
 #: Part of the data that is kept for judging.
 TEST_SHARE = 0.2
 #: Steps, batch and learning rate with which a velocity is trained on the user's data.
@@ -87,6 +89,10 @@ class FlowProblem:
         self.name, self.path, self.mixture, self.classifier = name, path, mixture, classifier
         self.data = _states(name, data)
         self.labels = None if labels is None else _labels(name, labels, len(self.data))
+        if velocity is None and mixture is None and self.classes > MAX_CLASSES:
+            raise ValueError(
+                f"labels of {name} go up to {self.classes - 1}; at most {MAX_CLASSES} classes from 0 are trained on: number them without gaps"
+            )
         self.has_own_velocity = velocity is not None
         self._velocity = velocity if velocity is not None or mixture is None else mixture.velocity(path)
         order = torch.from_numpy(np.random.default_rng(9).permutation(len(self.data)))
@@ -217,7 +223,7 @@ def _states(name: str, data: Any) -> Tensor:
         raise ValueError(
             f"{bad} of {len(data)} data of {name} have NaN or infinite entries; leave them out or fill them in"
         )
-    return data.detach().to("cpu", torch.promote_types(data.dtype, torch.float32)).contiguous()
+    return data.detach().to("cpu", torch.promote_types(data.dtype, torch.float32), copy=True).contiguous()
 
 
 def _labels(name: str, labels: Any, count: int) -> Tensor:

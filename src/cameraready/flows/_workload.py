@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cameraready.flows._problem import FlowProblem
+from cameraready.flows._problem import MAX_CLASSES, FlowProblem
 
 if TYPE_CHECKING:
     from cameraready.evidence import Spec
@@ -105,6 +105,12 @@ def _checked(problem: FlowProblem) -> None:
             generator=torch.Generator().manual_seed(0),
             draws=2,
         )
+        if not _answers_alone(problem.velocity, problem.train[:CHECKED], labels):
+            warnings.warn(
+                f"the velocity of {problem.name} gives other answers for the same states in another batch, as dropout and batch normalisation do in "
+                "training: call eval() on the network",
+                stacklevel=2,
+            )
     except (ValueError, FloatingPointError) as error:
         raise SpecError(f"{problem.name}: {error}") from error
     except (
@@ -114,6 +120,32 @@ def _checked(problem: FlowProblem) -> None:
             f"the velocity of {problem.name} cannot be asked as v(x, t{'' if labels is None else ', y'}) with x of shape "
             f"{tuple(problem.train[:CHECKED].shape)} and t of shape ({min(CHECKED, len(problem.train))},): {type(error).__name__}: {error}"
         ) from error
+
+
+def _answers_alone(velocity: Callable[..., Any], x: Any, y: Any) -> bool:
+    """Whether half of the states get the same velocities when the other half is exchanged."""
+    import torch
+
+    from cameraready.flows._adapters import Velocity
+
+    counted = isinstance(velocity, Velocity)
+    calls = velocity.calls if counted else 0
+    t = (
+        torch.tensor(0.5, dtype=x.dtype)
+        if counted and not velocity.takes_times
+        else torch.full((len(x),), 0.5, dtype=x.dtype)
+    )
+    half, labels = len(x) // 2, () if y is None else (y,)
+    buffers = list(velocity.buffers()) if isinstance(velocity, torch.nn.Module) else []
+    kept = [buffer.clone() for buffer in buffers]
+    with torch.no_grad(), torch.random.fork_rng([]):
+        one = velocity(x, t, *labels)[:half]
+        other = velocity(torch.cat([x[:half], 0.5 * x[half:]]), t, *labels)[:half]
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer.copy_(before)  # running means, which a look must not move
+    if counted:
+        velocity.calls = calls
+    return torch.allclose(one, other, rtol=0.05, atol=0.05 * float(one.std()))
 
 
 def _of_table(spec: Spec) -> FlowProblem:
@@ -142,8 +174,8 @@ def _of_table(spec: Spec) -> FlowProblem:
     labels = None
     if "target" in roles:
         labels = np.unique(roles["target"][kept].astype(str).to_numpy(), return_inverse=True)[1]
-        if labels.max(initial=0) >= 100:
-            raise SpecError(f"{spec.target} has more than 100 different values; labels of a flow are classes")
+        if labels.max(initial=0) >= MAX_CLASSES:
+            raise SpecError(f"{spec.target} has more than {MAX_CLASSES} different values; labels of a flow are classes")
     constant = rows[kept].std(axis=0) == 0 if kept.any() else np.zeros(rows.shape[1], bool)
     if constant.any():
         names = [str(name) for name, same in zip(features.columns, constant, strict=True) if same]

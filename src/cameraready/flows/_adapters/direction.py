@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cameraready.flows._adapters.velocity import Velocity, turned
-from cameraready.flows._paths import LINEAR, Path, check_finite
+from cameraready.flows._paths import LINEAR, Path, check_finite, time_like
 
 #: Another reading has to have a loss this small, relative to the model as it is, to count as the right one.
 MARGIN = 0.9
+#: A model has to come this near to the loss of a Gaussian fit for its best reading to be believed,
+FIT = 2.0
+#: and one with more than so much of the loss of predicting a constant is told, whatever the best reading is.
+NOTHING = 1.5
 #: Parts of the data with a time of their own, for models that take one time for a whole batch.
 PARTS = 8
 
@@ -61,10 +67,19 @@ def check_direction(
     """Raise a ValueError where `velocity` fits `data` clearly better when its time, its sign or both are turned; returns `looks_reversed`.
 
     Parameters as for `looks_reversed`. Clearly: with a loss below `MARGIN` of the loss as it is, so that a network that has learnt nothing passes.
+    Where even the best reading has more than `FIT` times the loss of a Gaussian with the data's mean and variance, turning is not what is missing (data in other
+    units, other labels, another kind of prediction, another scale of time), and the sentence says so.
     """
     losses = _losses(velocity, data, generator, y, path, draws)
+    gaussian, constant = losses.pop("a Gaussian"), losses.pop("a constant")
     best = min(losses, key=lambda name: losses[name])
-    if losses[best] < MARGIN * losses["as it is"]:
+    turnable = losses[best] < MARGIN * losses["as it is"]
+    if losses[best] > FIT * gaussian and (turnable or losses["as it is"] > NOTHING * constant):
+        raise ValueError(
+            f"the model fits these data in no reading (flow-matching loss {losses['as it is']:.4g}, at best {losses[best]:.4g} where time, sign or both are "
+            f"turned; a Gaussian of their mean and variance has {gaussian:.4g}); look at their scale, labels, kind, time_scale"
+        )
+    if turnable:
         other = turned(velocity.reading.direction if isinstance(velocity, Velocity) else "noise_to_data")
         what = {
             "reversed": f"its time runs the other way: give direction={other!r} to velocity_of",
@@ -85,7 +100,7 @@ def _losses(
     path: Path,
     draws: int,
 ) -> dict[str, float]:
-    """Flow-matching losses of the model as it is, reversed, and with only its sign or only its time turned, on the same draws."""
+    """Flow-matching losses of the model as it is, reversed, and with only its sign or only its time turned, and of two simple ones, on the same draws."""
     other = velocity.reversed() if isinstance(velocity, Velocity) else lambda x, t, *y: -velocity(x, 1 - t, *y)
     labels = () if y is None else (y,)
 
@@ -102,8 +117,20 @@ def _losses(
         "time": lambda x, t: -asked(other, x, t),
     }
     calls = velocity.calls if isinstance(velocity, Velocity) else 0
+    center, variance = data.mean(0), data.var(0, correction=0).mean()
+
+    def constant(x: Tensor, t: Tensor) -> Tensor:
+        return (path.d_alpha(time_like(t, x)) * center).expand_as(x)
+
+    def gaussian(x: Tensor, t: Tensor) -> Tensor:
+        t = time_like(t, x)
+        alpha, sigma = path.alpha(t), path.sigma(t)
+        away = (x - alpha * center) / (alpha**2 * variance + sigma**2)
+        return path.d_alpha(t) * (center + alpha * variance * away) + path.d_sigma(t) * sigma * away
+
+    readings |= {"a Gaussian": gaussian, "a constant": constant}
     sums = dict.fromkeys(readings, 0.0)
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(velocity):
         for x1, t, share in _noised(velocity, data, generator, draws):
             x0 = torch.randn(x1.shape, generator=generator, dtype=x1.dtype, device=x1.device)
             x, target = path.interpolate(x1, x0, t), path.target(x1, x0, t)
@@ -116,6 +143,19 @@ def _losses(
     if isinstance(velocity, Velocity):
         velocity.calls = calls  # looking at a model is not sampling from it
     return sums
+
+
+@contextlib.contextmanager
+def _evaluating(velocity: Any) -> Iterator[None]:
+    """A module without dropout and with its running means as they are; every submodule's mode is put back."""
+    modes = {m: m.training for m in velocity.modules()} if isinstance(velocity, nn.Module) else {}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _noised(

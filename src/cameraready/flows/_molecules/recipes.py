@@ -58,16 +58,16 @@ class Settings:
         return {"name": f"molecules-{name}", "version": VERSION, "codebook": codebook.digest, **mine}
 
 
-#: For trying things out: two hundred drugs, trained in a second or two.
+#: For trying things out: a hundred drugs, trained in a second or two.
 SMALL = Settings(
-    drugs=250,
+    drugs=180,
     latent=8,
     rare=4,
     flow_width=48,
     flow_depth=2,
-    flow_steps=300,
+    flow_steps=250,
     flow_batch=64,
-    labelled=400,
+    labelled=300,
     width=32,
     members=2,
     surrogate_steps=200,

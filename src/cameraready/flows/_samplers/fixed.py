@@ -54,7 +54,7 @@ def sample(
     Parameters
     ----------
     velocity : callable ``v(x, t, y=None)``
-        Asked with states of the dtype of `x` and `t` a float.
+        Asked with states of the dtype of `x` and `t` a float, in the mode it is in: call ``eval()`` on a network with dropout or batch normalisation.
     x : (B, ...) floating-point tensor
         Noise, or data where `times` fall (inversion).
     steps : int, optional

@@ -21,7 +21,7 @@ from cameraready.flows._paths import check_finite
 from cameraready.flows.ba_solver.quadrature import BAConfig
 from cameraready.flows.ba_solver.sidenet import WEIGHTS, _Side, from_settings
 from cameraready.flows.ba_solver.stepping import Half, Reading, Side, Stepper
-from cameraready.flows.ba_solver.watching import Recorder, halves_of
+from cameraready.flows.ba_solver.watching import Recorder, reading_of
 
 #: Pipelines look in a component's own module for the base class that says how to load it.
 __all__ = ["BAScheduler", "SchedulerMixin"]
@@ -123,10 +123,6 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         )
         if side is not None:
             self.side = side
-        elif sidenet is not None:
-            self._side = None  # its weights come with `from_pretrained`
-
-    # --- the SideNet -------------------------------------------------------------------------------------------------
 
     @property
     def side(self) -> Side | None:
@@ -206,8 +202,6 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
             self._side.save_pretrained(save_directory)
         super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
 
-    # --- the pipeline ------------------------------------------------------------------------------------------------
-
     @classmethod
     def attach(cls, pipe: Any, side: Side | None, *, labels: str | int | None = None, **settings: Any) -> BAScheduler:
         """Put the solver into a pipeline: made from its scheduler's configuration, watching its network.
@@ -276,8 +270,6 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         """Take the hooks off again."""
         self._recorder.release()
 
-    # --- sampling ----------------------------------------------------------------------------------------------------
-
     @property
     def step_index(self) -> int | None:
         """The step that comes next; None before the first and after the last."""
@@ -289,7 +281,7 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         return self._begin
 
     def set_begin_index(self, begin_index: int = 0) -> None:
-        """Begin at this index of the grid."""
+        """Begin at this index."""
         self._begin = begin_index
 
     def set_timesteps(
@@ -346,7 +338,8 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         Raises
         ------
         ValueError
-            A whole-numbered timestep, a SideNet without a watched network, a guidance that cannot be told apart, times for each token.
+            A whole-numbered timestep or one out of order, a SideNet without a watched network, a guidance that cannot be told apart, times for
+            each token.
         FloatingPointError
             The velocity is not finite.
         """
@@ -368,6 +361,7 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         else:
             stepper.restart()
             point = sample.to(torch.promote_types(sample.dtype, torch.float32))
+        self._check_timestep(float(timestep))
         t = stepper.times[stepper.index]
         point = stepper.advance(point, self._reading(model_output, point.dtype, t))
         check_finite(point, t)
@@ -385,6 +379,14 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
         levels = self.sigmas[self._first :].double().cpu()
         times = levels if self.config.invert_sigmas else 1.0 - levels
         self._stepper = Stepper(self._side, times.tolist(), self._settings)
+
+    def _check_timestep(self, timestep: float) -> None:
+        assert self.step_index is not None
+        expected = float(self.timesteps[self.step_index])
+        if abs(timestep - expected) > 4e-3 * expected + 1e-3:  # a pipeline in bfloat16 may have rounded it
+            raise ValueError(
+                f"step {self.step_index} of this grid is at timestep {expected:g}, got {timestep:g}; steps go in order"
+            )
 
     def _reset(self) -> None:
         self._stepper = self._point = self._handed = None
@@ -407,11 +409,4 @@ class BAScheduler(FlowMatchEulerDiscreteScheduler):
                 "a scheduler sees velocities only after guidance, and the SideNet must see them before: let it watch the network, by "
                 "BAScheduler.attach(pipe, side) or scheduler.watch(pipe.transformer); where the pipeline does not guide, make it with unguided=True"
             )
-        halves = halves_of(model_output, answers)
-        return Reading(
-            velocity,
-            tuple(
-                Half(sign * part.to(dtype), weight.to(dtype) if isinstance(weight, Tensor) else weight, labels)
-                for part, weight, labels in halves
-            ),
-        )
+        return reading_of(model_output, answers, sign, dtype)

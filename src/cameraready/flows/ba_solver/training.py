@@ -69,7 +69,7 @@ def train_sidenet(
     steps: int = 250,
     batch: int = 128,
     chain: int = 8,
-    h_rate: float = 50.0,
+    h_rate: float = 10.0,
     lr: float = 3e-3,
     decay: bool = True,
     ema: float = 0.99,
@@ -110,7 +110,7 @@ def train_sidenet(
         Links of a chain.
     h_rate : float
         Rate of the truncated exponential distribution of step lengths: their mean is about its inverse. The paper's 50 trains on steps of 0.02,
-        a tenth of those that are then taken; the solver extrapolates. 0 draws them evenly.
+        a tenth of those that are then taken, and extrapolates. 0 draws them evenly.
     lr : float
         Of AdamW without weight decay; the paper takes 1e-4 for networks 100 times as large.
     decay : bool

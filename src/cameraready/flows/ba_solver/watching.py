@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cameraready.flows.ba_solver.stepping import Half, Reading
+
 #: More answers between two steps than any guidance combines.
 MOST = 8
 
@@ -83,6 +85,17 @@ def _argument(labels: str | int | None, inputs: Any, named: Any) -> Tensor | Non
             f"the network was called without labels in the argument {labels!r}; it got {len(inputs)} by place and {', '.join(named) or 'none'} by name"
         )
     return found
+
+
+def reading_of(
+    combined: Tensor, answers: list[tuple[Tensor, Tensor | None]], sign: float, dtype: torch.dtype
+) -> Reading:
+    """What the pipeline combined, times `sign`, with the halves that `halves_of` finds behind it."""
+    halves = tuple(
+        Half(sign * part.to(dtype), weight.to(dtype) if isinstance(weight, Tensor) else weight, labels)
+        for part, weight, labels in halves_of(combined, answers)
+    )
+    return Reading(sign * combined.to(dtype), halves)
 
 
 def halves_of(

@@ -93,7 +93,7 @@ def finetune(
     method : {"grad", "weights"}
         ``"weights"`` regresses on the draw's own conditional velocity weighted by R instead; it takes black-box rewards and needs ``sigma="exact"``.
     network : nn.Module, optional
-        What to train instead of a copy of `velocity`; changed in place.
+        What to train instead of a copy of `velocity`; changed in place. Parameters that are frozen stay so, unless all are.
     max_gain : float
         Times at which ``half`` is larger count for less in the loss, which leaves its fixed point where it is.
     ema, clip : float
@@ -131,7 +131,9 @@ def finetune(
         network = copy.deepcopy(velocity)
     if isinstance(velocity, nn.Module):
         velocity = copy.deepcopy(velocity).eval().requires_grad_(False)
-    network.requires_grad_(True).train()
+    if not any(p.requires_grad for p in network.parameters()):
+        network.requires_grad_(True)
+    network.train()
     averaged = copy.deepcopy(network).eval().requires_grad_(False)
     counted = CountedReward(reward, scale)
     generator = torch.Generator(next(network.parameters()).device).manual_seed(seed)
@@ -139,7 +141,7 @@ def finetune(
     if offset is None:
         pilot = torch.cat([next(stream)[0] for _ in range(-(-1024 // batch))])
         offset = float(log_mean_exp(counted(pilot)))
-    optimizer = torch.optim.Adam(network.parameters(), lr=lr)
+    optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=lr)
     history: list[float] = []
     shares = asked = 0.0
     before = int(getattr(mfm, "evaluations", 0))

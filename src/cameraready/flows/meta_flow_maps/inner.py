@@ -152,6 +152,8 @@ class PosteriorFlow:
 
     Raises
     ------
+    ValueError
+        `steps` or `n` below 1, a time outside [0, 1].
     FloatingPointError
         Draws that are not finite.
     """
@@ -189,6 +191,9 @@ class PosteriorFlow:
     ) -> Tensor:
         """`n` independent draws of clean data for each state, as `MetaFlowMap.sample_posterior`."""
         draws = self.steps if steps is None else steps
+        check_times(t)
+        if draws < 1:
+            raise ValueError(f"steps must be at least 1, got {draws}")
         y, x, t, label = repeated(x_t, t, n, label, generator, noise)
         times_ = torch.linspace(0, 1, draws + 1, dtype=torch.float64).tolist()
         for s, u in itertools.pairwise(times_):
@@ -208,7 +213,7 @@ def repeated(
     Raises
     ------
     ValueError
-        `n` below 1, or noise of another shape.
+        `n` below 1, noise of another shape, times or labels that are not one for each state.
     """
     if n < 1:
         raise ValueError(f"n, the number of draws for each state, must be at least 1, got {n}")
@@ -220,8 +225,12 @@ def repeated(
             f"noise must have the shape (n, *x_t.shape) = {tuple(shape)}, one noise for each draw; it has {tuple(noise.shape)}"
         )
     if isinstance(t, Tensor) and t.numel() > 1:
+        if t.numel() != len(x_t):
+            raise ValueError(f"give one time, or one for each of the {len(x_t)} states; got {t.numel()}")
         t = t.reshape(-1).repeat(n)
     if label is not None:
+        if len(label) != len(x_t):
+            raise ValueError(f"give one label for each of the {len(x_t)} states; got {len(label)}")
         label = label.repeat(n, *([1] * (label.dim() - 1)))
     return noise.flatten(0, 1), x_t.repeat(n, *([1] * (x_t.dim() - 1))), t, label
 
@@ -231,6 +240,13 @@ def gaussian(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | 
     device = like.device if generator is None else generator.device
     work = torch.promote_types(like.dtype, torch.float32)
     return torch.randn(shape, dtype=work, device=device, generator=generator).to(device=like.device, dtype=like.dtype)
+
+
+def check_times(t: Time) -> None:
+    """Raise a ValueError for a time outside [0, 1], which a network would answer with nonsense."""
+    low, high = (float(t.min()), float(t.max())) if isinstance(t, Tensor) else (float(t), float(t))
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"times run from 0 (noise) to 1 (data); got {low:.6g} to {high:.6g}")
 
 
 def times(t: Time, like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cameraready.flows._paths import LinearPath, Path, Time, check_finite
-from cameraready.flows.meta_flow_maps.inner import gaussian, repeated, times
+from cameraready.flows.meta_flow_maps.inner import check_times, gaussian, repeated, times
 
 
 class MetaFlowMap(nn.Module):
@@ -158,13 +158,6 @@ class MetaFlowMap(nn.Module):
                 clean = self.sample_posterior(x, t, label=label, generator=generator)[0]
                 x = clean if later == 1 else self.path.interpolate(clean, gaussian(tuple(shape), x, generator), later)
         return x
-
-
-def check_times(t: Time) -> None:
-    """Raise a ValueError for a time outside [0, 1], which a network would answer with nonsense."""
-    low, high = (float(t.min()), float(t.max())) if isinstance(t, Tensor) else (float(t), float(t))
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"times run from 0 (noise) to 1 (data); got {low:.6g} to {high:.6g}")
 
 
 def _each(t: Time, like: Tensor, dtype: torch.dtype) -> Tensor:

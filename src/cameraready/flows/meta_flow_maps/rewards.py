@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ class CountedReward:
 
 def log_mean_exp(values: Tensor) -> Tensor:
     """``log mean exp`` over the first dimension, the largest subtracted first; -inf where all are."""
-    return torch.logsumexp(values, 0) - torch.log(torch.tensor(float(len(values)), dtype=values.dtype))
+    return torch.logsumexp(values, 0) - math.log(len(values))
 
 
 def shares(values: Tensor) -> Tensor:

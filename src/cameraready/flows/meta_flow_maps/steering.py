@@ -133,7 +133,7 @@ class Steered:
         full = gain(t, self.path)
         factor = min(full, self.max_gain)
         options = {"steps": self.map_steps, "label": label, "generator": generator}
-        size = torch.ones(len(x))
+        size = torch.ones(len(x), device=x.device)
         if self.method == "dps":
             b, slope = self._of_the_mean(x, t, label)
             push = factor * slope
@@ -216,10 +216,10 @@ class Steered:
                     clamps += clamp
                     drift = (b + push).to(work)
                     if self.dynamics == "sde":
-                        drift = drift + (self._memoryless(x, t, b) + push).to(work)
+                        drift = drift + (self._memoryless(x, t, later, b) + push).to(work)
                 moved = x.to(work) + (later - t) * drift
                 if self.dynamics == "sde" and t > 0 and later < 1:
-                    spread = (2 * gain(t, self.path) * (later - t)) ** 0.5
+                    spread = (2 * gain(later, self.path) * (later - t)) ** 0.5
                     moved = moved + spread * gaussian(tuple(shape), moved, generator)
                 x = moved.to(x.dtype)
                 check_finite(x, later, "the steered state")
@@ -248,7 +248,7 @@ class Steered:
 
     def _ask(self, x: Tensor, t: float, label: Tensor | None) -> Tensor:
         self._asked += len(x) if self._outside else 0
-        v = self._velocity(x, torch.full((len(x),), t, dtype=torch.promote_types(x.dtype, torch.float32)), label)
+        v = self._velocity(x, torch.full((len(x),), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device), label)
         check_finite(v, t)
         return v
 
@@ -263,10 +263,10 @@ class Steered:
             (slope,) = torch.autograd.grad(rewards.sum(), state)
         return b.detach(), slope
 
-    def _memoryless(self, x: Tensor, t: float, b: Tensor) -> Tensor:
-        """`gain` times the score of the base flow, which is ``b - alpha' / alpha x``."""
+    def _memoryless(self, x: Tensor, t: float, later: float, b: Tensor) -> Tensor:
+        """`gain` times the score of the base flow, ``b - alpha' / alpha x``, divided by alpha at the end of the step, so that long steps early are stable."""
         path = self.path
-        return b - float(path.d_alpha(t)) / float(path.alpha(t)) * x
+        return b - float(path.d_alpha(t)) / float(path.alpha(later)) * x
 
 
 def gain(t: Time, path: Path) -> float:

@@ -55,8 +55,8 @@ class MFMTrainer:
     mfm : MetaFlowMap
         Trained in place; `averaged` is what to use afterwards.
     teacher : callable ``v(x, t, y=None)``, optional
-        A velocity of the data on the map's path, whose closed-form inner velocity is the target. Without it targets come from the data alone, noisy but
-        unbiased.
+        A velocity of the data on the map's path, whose closed-form inner velocity is the target. Of a module a frozen copy in eval mode is asked, so that it may be the
+        very network that the map is made of; a plain callable has to see to that itself. Without a teacher targets come from the data alone, noisy but unbiased.
     distill : {"esd", "mf", "lsd", "psd"}
         Off the diagonal: Eulerian self-distillation with the teacher's velocity or with a sample's (MeanFlow), Lagrangian, progressive.
     t_cond : callable ``(n, generator) -> (n,)``
@@ -129,6 +129,8 @@ class MFMTrainer:
                 raise ValueError(f"{name} is a share and must lie in [0, 1], got {value}")
         if batch < 2 or not lr > 0 or not 0 <= ema < 1:
             raise ValueError(f"batch must be at least 2, lr positive and ema in [0, 1), got {batch}, {lr} and {ema}")
+        if isinstance(teacher, torch.nn.Module):
+            teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
         self.mfm, self.teacher, self.distill, self.t_cond = mfm, teacher, distill, t_cond
         self.lr, self.warmup, self.cooldown, self.ema = lr, warmup, cooldown, ema
         self.batch, self.diagonal, self.clip = batch, diagonal, clip
@@ -139,6 +141,11 @@ class MFMTrainer:
         self.derivative: losses.Derivative = derivative
         self.averaged = copy.deepcopy(mfm).eval().requires_grad_(False)
         self.optimizer = torch.optim.Adam(mfm.parameters(), lr=lr)
+        self._settings = {
+            "distill": distill, "t_cond": repr(t_cond), "lr": lr, "warmup": warmup, "cooldown": cooldown, "ema": ema, "batch": batch,
+            "diagonal": diagonal, "adaptive": repr(self.adaptive), "data_std": repr(data_std), "clip": clip, "null_label": repr(null_label),
+            "label_dropout": label_dropout, "guidance": guidance, "seed": seed,
+        }  # fmt: skip
         device = next(mfm.parameters()).device
         self.generator = torch.Generator(device).manual_seed(seed)
         self.step_count = 0
@@ -171,13 +178,13 @@ class MFMTrainer:
         Raises
         ------
         ValueError
-            No data, labels that do not fit.
+            No data, labels that do not fit; a checkpoint that is damaged, or of another training.
         FloatingPointError
             The loss is not finite; weights are those before that step.
         """
         file = None if checkpoint is None else FilePath(checkpoint)
         if file is not None and file.exists():
-            self.load_state_dict(torch.load(file, weights_only=True, map_location=self.generator.device))
+            self._resume(file)
         batches = batches_of(data, self.batch, self.generator)
         self.mfm.train()
         try:
@@ -255,6 +262,7 @@ class MFMTrainer:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "step": self.step_count,
+            "settings": dict(self._settings),
             "history": torch.tensor(self.history, dtype=torch.float64),
         }
 
@@ -265,6 +273,22 @@ class MFMTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
         self.step_count, self.history = int(state["step"]), state["history"].tolist()
+
+    def _resume(self, file: FilePath) -> None:
+        """Go on from a checkpoint file, if it is one of this training."""
+        advice = "remove it to begin anew, or name another checkpoint"
+        try:
+            state = torch.load(file, weights_only=True, map_location=self.generator.device)
+            settings = state["settings"]
+        except Exception as error:  # whatever torch finds wrong with a file
+            raise ValueError(f"{file} is no checkpoint of a meta flow map, or damaged ({type(error).__name__}); {advice}") from error
+        other = [f"{name} {settings.get(name)!r} (now {value!r})" for name, value in self._settings.items() if settings.get(name) != value]
+        if other:
+            raise ValueError(f"{file} is of a training with other settings: {', '.join(other)}; {advice}")
+        try:
+            self.load_state_dict(state)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise ValueError(f"{file} is of another network ({str(error).splitlines()[0]}); {advice}") from error
 
     def _part(self, t: Tensor, x: Tensor, label: Tensor | None, where: slice) -> losses.Average:
         part = None if label is None else label[where]

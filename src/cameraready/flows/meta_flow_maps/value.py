@@ -32,7 +32,7 @@ class ValueEstimate:
     standard_error : (B,)
         By the delta method: that of the mean of ``exp``, divided by the mean. Not to be trusted where `effective` is near 1.
     effective : (B,)
-        Effective sample size, between 1 and `n`.
+        Effective sample size, between 1 and `n`; 0 (and an infinite standard error) where all rewards were -inf.
     n : int
     """
 
@@ -88,7 +88,9 @@ def value_estimate(
         weights = shares(rewards)
         # The mean of exp is 1 / n in units of their sum, so that n w has mean 1.
         error = (n * weights).std(0) / n**0.5
-        return ValueEstimate(log_mean_exp(rewards), error, effective(weights), n)
+        unseen = torch.isinf(rewards).all(0)
+        sizes = torch.where(unseen, 0.0, effective(weights))
+        return ValueEstimate(log_mean_exp(rewards), torch.where(unseen, torch.inf, error), sizes, n)
 
 
 def value_gradient(

@@ -20,6 +20,7 @@ from cameraready.flows.mixed_cumulant.clones import GaussianClone
 TIMES = (0.3, 0.5, 0.7, 0.85)
 #: The model counts as having the pair-wise statistics once its error is within this of the Wiener denoiser's.
 NEAR = 0.1
+_COLUMNS = {"step", "time", "data", "clones", "beyond", "parting"}
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,8 @@ class SimplicityBiasCallback:
             raise ValueError(
                 f"data must be 20 or more samples (N, ...) of floating point, got {data.dtype} of shape {tuple(data.shape)}"
             )
+        if not bool(torch.isfinite(data).all()):
+            raise ValueError("data hold NaN or infinity; leave such rows out, or fill them in")
         self.times = tuple(float(t) for t in times)
         if not self.times or not all(0 < t < 1 for t in self.times):
             raise ValueError(f"times must lie strictly between 0 (noise) and 1 (data), got {list(times)}")
@@ -291,6 +294,8 @@ class SimplicityBiasCallback:
             raise ValueError(
                 "this state belongs to a callback with other data, clones, times or seed; make the callback as it was made then"
             )
+        if any(set(row) != _COLUMNS for row in state["history"]) or len(state["history"]) % len(self.times):
+            raise ValueError("this state's history is damaged: rows lack their columns, or a noise level its row")
         self._count, self._next = int(state["count"]), int(state["next"])
         self.history = [dict(row) for row in state["history"]]
 

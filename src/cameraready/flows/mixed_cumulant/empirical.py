@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import t as student
 
 from cameraready.flows.mixed_cumulant._activation import activation, hermite_values
 from cameraready.flows.mixed_cumulant.exponent import InformationExponent, loss_coefficients, noise_levels
+
+#: Samples below which moments of degree four are not worth testing.
+FEWEST = 50
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def empirical_exponent(
     Parameters
     ----------
     X : array or tensor, (n, ...)
-        At least 10 samples; flattened to (n, d), centred, and divided by the root of the median eigenvalue of their covariance (the bulk).
+        At least 50 samples, and more than dimensions; flattened to (n, d) and centred. The unit is the bulk's standard deviation: the mean variance over the
+        directions across `direction` whose sample variance lies where white noise would put it (Marchenko and Pastur), which leaves out strong spikes.
     direction : array, (d,)
         Not zero; normalised here.
     phi, snr, gain
@@ -76,8 +80,8 @@ def empirical_exponent(
         Shapes that do not fit, NaN, a zero direction, a covariance without a bulk, or too few samples to whiten.
     """
     X = np.asarray(X.detach().cpu() if hasattr(X, "detach") else X, dtype=float)
-    if X.ndim < 2 or len(X) < 10:
-        raise ValueError(f"X must hold at least 10 samples (n, ...), got shape {X.shape}")
+    if X.ndim < 2 or len(X) < FEWEST:
+        raise ValueError(f"X must hold at least {FEWEST} samples (n, ...), got shape {X.shape}")
     X = X.reshape(len(X), -1)
     direction = np.asarray(direction.detach().cpu() if hasattr(direction, "detach") else direction, dtype=float).ravel()
     if direction.shape != (X.shape[1],):
@@ -91,12 +95,18 @@ def empirical_exponent(
         raise ValueError(f"max_order must lie between 1 and 8, got {max_order}")
     if not 0 < significance < 1:
         raise ValueError(f"significance must lie between 0 and 1, got {significance}")
-    q = _projection(X - X.mean(0), direction / length, whiten)
+    q, scale = _projection(X - X.mean(0), direction / length, whiten)
     values = hermite_values(q, max_order)
-    moments, errors = values.mean(1), values.std(1, ddof=1) / math.sqrt(len(q))
+    moments = values.mean(1)
     moments[1] = 0.0  # centred
-    limit = norm.isf(significance / (2 * max_order))
-    seen = np.abs(moments) > limit * errors
+    # What a row adds to a moment: by itself, by the mean that is taken off, and by the unit that everything is divided by.
+    degrees = np.arange(1, max_order + 1)[:, None]
+    centre = degrees * moments[:-1, None] * q
+    unit = degrees / 2 * (q * values[:-1]).mean(1, keepdims=True) * scale
+    errors = np.zeros(max_order + 1)
+    errors[1:] = (values[1:] - centre - unit).std(1, ddof=1) / math.sqrt(len(q))
+    limit = student.isf(significance / (2 * max_order), len(q) - 1)
+    seen = np.abs(moments) > limit * errors + 1e-12
     seen[:2] = False
     if whiten:
         seen[2] = False  # zero by construction
@@ -121,17 +131,39 @@ def empirical_exponent(
     return EmpiricalExponent(found, moments, errors, seen, len(q))
 
 
-def _projection(X: np.ndarray, direction: np.ndarray, whiten: bool) -> np.ndarray:
-    variances, axes = np.linalg.eigh(X.T @ X / len(X))
-    if whiten:
-        if len(X) <= X.shape[1] or variances[0] <= 1e-10 * variances[-1]:
-            raise ValueError(
-                f"whitening needs a covariance of full rank, and {len(X)} samples of {X.shape[1]} features do not give one; leave constant or repeated features out"
-            )
-        return X @ (axes @ ((axes.T @ direction) / np.sqrt(variances)))
-    bulk = float(np.median(variances))
-    if bulk <= 1e-12 * max(variances[-1], 1e-300):
+def _projection(X: np.ndarray, direction: np.ndarray, whiten: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The projection in units of the bulk, (n,), and what each row says of that unit's square, relative, with mean zero."""
+    n, d = X.shape
+    if n <= d:
         raise ValueError(
-            "more than half of the directions have no variance, so that there is no bulk to scale by; reduce the data to fewer dimensions first"
+            f"{n} samples of {d} features do not tell their covariance: give more samples than features, or reduce the features first"
         )
-    return X @ direction / math.sqrt(bulk)
+    if whiten:
+        variances, axes = np.linalg.eigh(X.T @ X / n)
+        if variances[0] <= 1e-10 * variances[-1]:
+            raise ValueError(
+                "whitening needs a covariance of full rank: leave constant or repeated features out, or reduce the features first"
+            )
+        q = X @ (axes @ ((axes.T @ direction) / np.sqrt(variances)))
+        q /= q.std()
+        return q, q**2 - 1
+    if d < 3:
+        raise ValueError(
+            f"the unit comes from the directions across the given one, of which {d} features leave too few; use whiten=True"
+        )
+    along = X @ direction
+    across = X - along[:, None] * direction
+    variances, axes = np.linalg.eigh(across.T @ across / n)
+    variances, axes = variances[1:], axes[:, 1:]  # without the direction itself
+    ratio, slack = (d - 1) / n, 1 + 3 * math.sqrt(2 / n)
+    low, high = (1 - math.sqrt(ratio)) ** 2 / slack, (1 + math.sqrt(ratio)) ** 2 * slack
+    level = float(np.median(variances)) / (1 - ratio / 3)
+    for _ in range(50):
+        bulk = (variances >= low * level) & (variances <= high * level)
+        if level <= 0 or bulk.sum() < max(2, (d - 1) / 2):
+            raise ValueError(
+                "the data have no bulk of directions with one variance, so that there is no unit to measure by: use whiten=True, on reduced features where some are constant"
+            )
+        level = float(variances[bulk].mean())
+    parts = ((X @ axes[:, bulk]) ** 2).mean(1) / level
+    return along / math.sqrt(level), parts - parts.mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,13 @@ from cameraready.flows.ba_solver import BAConfig, ba_sample
 from cameraready.flows.ba_solver.experiment.flows import Flow
 
 METHOD = "ba"
-PEERS = ("euler", "heun", "midpoint", "rk4", "ab2", "dpm++2m", "unipc")
+PEERS = ("euler", "heun", "midpoint", "rk4", "ab2", "ab3", "dpm++2m", "dpm++3m", "unipc", "unipc3")
+MULTISTEP = {
+    "dpm++2m": ("DPMSolverMultistepScheduler", 2),
+    "dpm++3m": ("DPMSolverMultistepScheduler", 3),
+    "unipc": ("UniPCMultistepScheduler", 2),
+    "unipc3": ("UniPCMultistepScheduler", 3),
+}
 #: Variants of the method, by what is changed.
 CHANGED = {
     "ba-single": {"anchors": "single"},
@@ -47,8 +54,13 @@ def solver(flow: Flow, arm: str, nfe: int, side: nn.Module | None, own: Any = No
         config = replace(flow.config, **CHANGED.get(arm, {}))
         used = None if arm == UNTRAINED else side
         return Solver(lambda x, times, y: ba_sample(flow.raw, used, x, times=times, y=y, config=config), nfe)
-    if arm in ("dpm++2m", "unipc"):
-        return Solver(lambda x, times, y: scheduler_sample(flow.velocity, x, arm, times=times, y=y), nfe)
+    if arm in MULTISTEP:
+        name, order = MULTISTEP[arm]
+        return Solver(
+            lambda x, times, y: scheduler_sample(flow.velocity, x, _multistep(name, order), times=times, y=y), nfe
+        )
+    if arm == "ab3":
+        return Solver(lambda x, times, y: adams_bashforth(flow.velocity, x, times, y), nfe)
     if arm == "heun" and nfe % 2:  # diffusers', whose last step is Euler's
         steps = steps_for("heun", nfe, scheduler=True)
         return (
@@ -65,6 +77,28 @@ def solver(flow: Flow, arm: str, nfe: int, side: nn.Module | None, own: Any = No
             steps,  # type: ignore[arg-type]
         )
     )
+
+
+def _multistep(name: str, order: int) -> Any:
+    import diffusers
+
+    return getattr(diffusers, name)(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0, solver_order=order
+    )
+
+
+def adams_bashforth(velocity: Callable[..., Tensor], x: Tensor, times: Tensor, y: Tensor | None) -> _Run:
+    """Three-step Adams-Bashforth for unequal steps: the parabola through the last three velocities, integrated; begun with one and two."""
+    past: list[tuple[float, Tensor]] = []
+    grid_times = times.tolist()
+    for t, after in pairwise(grid_times):
+        with torch.no_grad():
+            past = [*past[-2:], (t, velocity(x, t) if y is None else velocity(x, t, y))]
+        nodes, h = np.array([at - t for at, _ in past]), after - t
+        powers = np.arange(len(past))
+        weights = np.linalg.solve(np.vander(nodes, increasing=True).T, h ** (powers + 1) / (powers + 1))
+        x = x + sum(float(weight) * v for weight, (_, v) in zip(weights, past, strict=True))
+    return _Run(x, len(grid_times) - 1)
 
 
 def times_of(steps: int, shift: float) -> Tensor:

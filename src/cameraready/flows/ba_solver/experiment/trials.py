@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cameraready.evidence import Context, interleave
-from cameraready.flows._toy.distances import energy_distance, frechet
+from cameraready.flows._toy.distances import energy_distance
 from cameraready.flows.ba_solver import BAConfig, ba_sample
 from cameraready.flows.ba_solver.experiment.arms import (
     CHANGED,
@@ -31,6 +31,7 @@ from cameraready.flows.ba_solver.experiment.flows import (
     MIXTURES,
     PLANE,
     QUICK,
+    STEPS,
     UNET,
     Flow,
     cached_side,
@@ -38,7 +39,7 @@ from cameraready.flows.ba_solver.experiment.flows import (
 )
 
 #: Other rates of the step lengths, tried in the plane.
-RATES = {"ba-rate-5": 5.0, "ba-rate-0": 0.0}
+RATES = {"ba-rate-50": 50.0, "ba-rate-0": 0.0}
 LONG = "euler-100"
 
 
@@ -49,7 +50,7 @@ def prepared(flow: Flow | str, ctx: Context) -> Mapping[str, Any]:
     arrays: dict[str, Any] = {}
     side = _shared_side(flow, ctx)
     if side is None:  # every run of a mixture trains its own; this one only chooses grids
-        side = flow.trained_side(-1, steps=20 if flow.name == QUICK else 250)
+        side = flow.trained_side(-1, steps=20 if flow.name == QUICK else STEPS)
     elif flow.name not in DIGITS:
         arrays |= {f"side.{name}": value.numpy() for name, value in side.state_dict().items()}
     sides: dict[str, nn.Module] = {METHOD: side}
@@ -122,7 +123,7 @@ def cost(flow: Flow, ctx: Context, *, blocks: int, batch: int) -> Iterator[dict[
         yield {"arm": "train-backbone", "run": block, "training_seconds": seconds}
         began = time.perf_counter()
         flow.trained_side(0, steps=1)
-        yield {"arm": "train-side", "run": block, "training_seconds": (time.perf_counter() - began) * 250}
+        yield {"arm": "train-side", "run": block, "training_seconds": (time.perf_counter() - began) * STEPS}
 
 
 def orders(flow: str, ctx: Context, *, blocks: int) -> Iterator[dict[str, Any]]:
@@ -180,7 +181,7 @@ def _judged(flow: Flow, found: Tensor, reference: Tensor, run: int) -> dict[str,
     found_at = found.float()
     values = {"rmse": error(found, reference), "energy": float(energy_distance(found_at, flow.held))}
     if flow.features is not None:
-        values["frechet"] = float(frechet(flow.features(found_at), flow.features(reference.float())))
+        values["feature_error"] = error(flow.features(found_at), flow.features(reference.float()))
     return values
 
 
@@ -202,7 +203,7 @@ def _sides(flow: Flow, ctx: Context, run: int) -> dict[str, nn.Module]:
     shared = _shared_side(flow, ctx)
     if shared is not None:
         return {METHOD: shared}
-    sides = {METHOD: flow.trained_side(run, steps=20 if flow.name == QUICK else 250)}
+    sides = {METHOD: flow.trained_side(run, steps=20 if flow.name == QUICK else STEPS)}
     if flow.name == PLANE:
         sides |= {arm: flow.trained_side(run, rate=rate) for arm, rate in RATES.items()}
     return sides

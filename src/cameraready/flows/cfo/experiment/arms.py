@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from cameraready.flows._toy.stacked import StackedMLP
-from cameraready.flows.cfo import AugmentedLagrangian, FixedWeights, FlowPolicy, FlowSolver, Objective
+from cameraready.flows.cfo import (
+    AugmentedLagrangian,
+    FixedWeights,
+    FlowPolicy,
+    FlowSolver,
+    Objective,
+    WeightedPoints,
+    exact_optimum,
+)
 from cameraready.flows.cfo.experiment.problems import Steering
 from cameraready.flows.cfo.objective import Scores
 
@@ -231,7 +239,7 @@ def guided(base: FlowPolicy, task: Steering, noise: Tensor, weight: Tensor, *, s
 
 
 def guided_best(
-    base: FlowPolicy, task: Steering, g: torch.Generator, *, strength: float, steps: int, n: int, n_mc: int
+    base: FlowPolicy, task: Steering, g: torch.Generator, *, strength: float, steps: int, n_mc: int
 ) -> Callable[[int], Tensor]:
     """Guidance with the best of `NARROW` weights for each run, chosen on samples of their own; a sampler of n."""
     gains, costs = [], []
@@ -242,3 +250,26 @@ def guided_best(
     best = chosen(torch.cat(gains), torch.cat(costs), task.bound, len(NARROW))
     weights = torch.tensor(NARROW)[best].unsqueeze(-1)
     return lambda count: guided(base, task, base.noise(count, g), weights, strength=strength, steps=steps)
+
+
+def resampled(
+    solver: FlowSolver,
+    base: FlowPolicy,
+    task: Steering,
+    g: torch.Generator,
+    n: int,
+    pool: int,
+    told: dict[str, list[Any]],
+) -> Tensor:
+    """Draws of the base picked by exp((r - mu c) / alpha), mu being the price at which the picked ones meet the bound: no training at all.
+
+    `told` gets ``draws_each``, the draws that one effective sample took.
+    """
+    x, _ = solver.draw(base, pool * n, g)
+    kept, told["draws_each"] = [], []
+    for each in x:
+        best = exact_optimum(WeightedPoints(each), task.reward, task.constraint, [task.bound], kl=task.kl)
+        weights = best.law.log_weights.exp()
+        told["draws_each"].append(float(len(each) * weights.square().sum()))
+        kept.append(each[torch.multinomial(weights, n, replacement=True, generator=g)])
+    return torch.stack(kept)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from cameraready.flows._molecules import Molecules
 
 Rows = Iterator[dict[str, Any]]
-#: Price of a nat in reward (shares of sp3 carbons), and rates of the two solvers.
-MOLECULE_KL = 0.02
+#: Price of a nat in reward (shares of sp3 carbons), at which the unbounded optimum is about 2 nats away, and rates of the two solvers.
+MOLECULE_KL = 0.1
 MOLECULE_RATES = {"am": 1e-3, "nft": 1e-3}
 PICTURES = 4
 
@@ -49,8 +49,8 @@ def molecule_arm(
     task = Steering(flat(workload.reward), flat(workload.constraint), workload.bound, MOLECULE_KL)
     common: dict[str, Any] = {"batch": batch, "steps": 16, "sample_steps": 40, "micro_batch": 500}
     am = AdjointMatching(lr=MOLECULE_RATES["am"], **common)
-    loop: dict[str, Any] = {"rounds": rounds, "inner": max(budget // rounds, 1), "penalty": "expectation"}
-    loop |= {"rho": 2.0, "n_mc": n}
+    penalty = "per_sample" if arm == "cfo" else "expectation"
+    loop: dict[str, Any] = {"rounds": rounds, "inner": max(budget // rounds, 1), "n_mc": n, "penalty": penalty}
     if arm in ctx.own:
         own = {key: value for key, value in loop.items() if key != "penalty"}
         tuned = arms.one_by_one(ctx.own[arm], base, task, g, **own)
@@ -58,7 +58,7 @@ def molecule_arm(
         tuned = Tuned(base, 0)
     elif arm == "am":
         tuned = arms.alone(am, base, task, g, iterations=budget)
-    elif arm == "cfo":
+    elif arm in ("cfo", "cfo-expectation"):
         tuned = arms.cfo(am, base, task, g, **loop)
     else:
         # rdkit is asked for every sample, which costs more than the network: half the rounds, of half the size.

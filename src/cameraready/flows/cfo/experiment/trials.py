@@ -31,10 +31,22 @@ if TYPE_CHECKING:
 Rows = Iterator[dict[str, Any]]
 
 GRIDS, PLANE_NAME, MOLECULES = "grids", "mixture-2d", "molecules"
-#: Chosen from three each on networks of other seeds, by energy distance: rates from 3e-4, 1e-3, 3e-3 (1e-4, 3e-4, 1e-3 for NFT) of either solver alone to the
-#: optimum without a bound; guidance's strength from 0.1, 0.3, 1 to the optimum.
-RATES = {"am": 1e-3, "nft": 3e-4}
+#: Learning rates, each arm's own, chosen from three on networks of other seeds by energy distance to what the arm looks for (without a bound: the optimum without
+#: one). Tried were 3e-4, 1e-3 and 3e-3; 1e-4, 3e-4 and 1e-3 with NFT inside; 1e-3, 3e-3 and 1e-2 of the sweeps, whose trainings are short.
+RATES = {
+    "am": 1e-3,
+    "nft": 3e-4,
+    "cfo": 1e-3,
+    "cfo-expectation": 1e-3,
+    "cfo-nft": 3e-4,
+    "cooper": 1e-3,
+    "18-weights": 1e-2,
+    "8-weights": 1e-3,
+}
+#: Of guidance, chosen from 0.1, 0.3 and 1 in the same way.
 STRENGTH = 0.3
+#: Draws of the pretrained networks from which one sample is picked when they are reweighted.
+POOL = 20
 #: The expectation form is run for so many times more exact rounds, for the sake of its slowest problem.
 EXPECTATION = 10
 #: Iterations of every arm in the plane (the paper's M), and CFO's rounds and iterations a round (K and N).
@@ -53,8 +65,9 @@ PLANE_ARMS = (
     "cooper",
     "guidance",
     "rejection",
+    "resampling",
 )
-MOLECULE_ARMS = ("pretrained", "am", "cfo", "cfo-rdkit")
+MOLECULE_ARMS = ("pretrained", "am", "cfo", "cfo-expectation", "cfo-rdkit")
 OWN_ARMS = ("pretrained", "am", "cfo", "cfo-expectation")
 
 
@@ -133,10 +146,12 @@ def good_weights(problem: int) -> int:
 # --- the plane ------------------------------------------------------------------------------------------------------------
 
 
-def solvers(rates: Mapping[str, float] = RATES) -> dict[str, FlowSolver]:
-    """The two inner solvers of the plane."""
+def solver_of(arm: str, rates: Mapping[str, float] = RATES) -> FlowSolver:
+    """The inner solver of an arm in the plane, at its rate."""
     common: dict[str, Any] = {"batch": 64, "steps": 16, "sample_steps": 40, "micro_batch": 2000}
-    return {"am": AdjointMatching(lr=rates["am"], **common), "nft": NFT(lr=rates["nft"], **common)}
+    kind = NFT if arm in ("nft", "cfo-nft") else AdjointMatching
+    splits = dict.fromkeys(SPLITS, rates["cfo"])
+    return kind(lr={**splits, **rates}.get(arm, rates["am"]), **common)
 
 
 def plane_base(ctx_seeds: list[int], steps: int, *, keep: bool, quiet: bool = False) -> FlowPolicy:
@@ -167,17 +182,16 @@ def plane_rows(
     own: Mapping[str, Any] | None = None,
 ) -> Rows:
     """Tune, draw, compare with the true optimum."""
-    tuned, sampler, extra = run_plane(
-        arm, base, PLANE, g, solvers(rates), budget=budget, n=n, strength=strength, own=own or {}
-    )
+    solver = solver_of(arm, rates)
+    tuned, sampler, extra = run_plane(arm, base, PLANE, g, solver, budget=budget, n=n, strength=strength, own=own or {})
     x = sampler(n)
     best = plane_optimum()
     rows = judged(PLANE, x, base.runs)
     if tuned is not None:
-        kl = solvers(rates)["am"].divergence(tuned.policy, base, min(n, 1000), g)
+        kl = solver.divergence(tuned.policy, base, min(n, 1000), g)
         for row, value in zip(rows, kl.tolist(), strict=True):
             row["kl"] = value
-            # r - alpha KL - mu (c - B) = J* - alpha KL(p || p*) for every law p, feasible or not.
+            # By paths, and so at most too large. r - alpha KL - mu (c - B) = J* - alpha KL(p || p*) for every law p, feasible or not.
             paid = row["reward"] - PLANE.kl * value - float(best.price) * (row["constraint"] - PLANE.bound)
             row["kl_to_optimum"] = (best.objective - paid) / PLANE.kl
     goal = drawn(best, min(n, 1000), g)
@@ -203,7 +217,7 @@ def run_plane(
     base: FlowPolicy,
     task: Steering,
     g: torch.Generator,
-    made: Mapping[str, FlowSolver],
+    solver: FlowSolver,
     *,
     budget: int,
     n: int,
@@ -211,39 +225,41 @@ def run_plane(
     own: Mapping[str, Any],
 ) -> tuple[Tuned | None, Callable[[int], Tensor], dict[str, list[Any]]]:
     """The tuned networks (None where nothing is tuned), a sampler, and columns of the arm's own."""
-    am, nft, n_mc = made["am"], made["nft"], max(n // 2, 50)
+    n_mc = max(n // 2, 50)
     extra: dict[str, list[Any]] = {}
     loop: dict[str, Any] = {"rounds": ROUNDS, "inner": max(budget // ROUNDS, 1), "n_mc": n_mc}
     if arm == "guidance":
-        return None, arms.guided_best(base, task, g, strength=strength, steps=am.sample_steps, n=n, n_mc=n_mc), extra
+        return None, arms.guided_best(base, task, g, strength=strength, steps=solver.sample_steps, n_mc=n_mc), extra
+    if arm == "resampling":
+        return None, lambda count: arms.resampled(solver, base, task, g, count, POOL, extra), extra
     if arm in own:
         tuned = arms.one_by_one(own[arm], base, task, g, **loop)
     elif arm == "pretrained":
         tuned = Tuned(base, 0)
     elif arm in ("am", "nft", "rejection"):
-        tuned = arms.alone(nft if arm == "nft" else am, base, task, g, iterations=budget)
+        tuned = arms.alone(solver, base, task, g, iterations=budget)
     elif arm in SPLITS:
         rounds = SPLITS[arm]
         drawn_each = max(n_mc * ROUNDS // rounds, 20)  # as many samples in all
-        tuned = arms.cfo(am, base, task, g, rounds=rounds, inner=max(budget // rounds, 1), n_mc=min(drawn_each, n))
+        tuned = arms.cfo(solver, base, task, g, rounds=rounds, inner=max(budget // rounds, 1), n_mc=drawn_each)
     elif arm in ("18-weights", "8-weights"):
         weights = arms.WIDE if arm == "18-weights" else arms.NARROW
-        tuned = arms.sweep(am, base, task, g, weights=weights, iterations=max(budget, len(weights)), n_mc=n_mc)
+        tuned = arms.sweep(solver, base, task, g, weights=weights, iterations=max(budget, len(weights)), n_mc=n_mc)
         extra["weight"] = tuned.rounds.pop()["weight"]
     elif arm == "cooper":
-        tuned = arms.cfo(am, base, task, g, **loop, objective=arms.Cooper(task, base.runs))
+        tuned = arms.cfo(solver, base, task, g, **loop, objective=arms.Cooper(task, base.runs))
     else:
         penalty = "expectation" if arm == "cfo-expectation" else "per_sample"
-        tuned = arms.cfo(nft if arm == "cfo-nft" else am, base, task, g, **loop, penalty=penalty)
+        tuned = arms.cfo(solver, base, task, g, **loop, penalty=penalty)
     if arm != "rejection":
-        return tuned, lambda count: am.draw(tuned.policy, count, g)[0], extra
+        return tuned, lambda count: solver.draw(tuned.policy, count, g)[0], extra
 
     def accepted(count: int) -> Tensor:
         """Samples of the tuned networks that meet the bound by themselves."""
         kept: list[list[Tensor]] = [[] for _ in range(math.prod(base.runs))]
         have, made_n = [0] * len(kept), 0
         while min(have) < count:
-            x, _ = am.draw(tuned.policy, count, g)
+            x, _ = solver.draw(tuned.policy, count, g)
             made_n += count
             if made_n > 500 * count:
                 raise RuntimeError(
