@@ -12,7 +12,7 @@ from torch import nn
 from cameraready.flows import check_direction, looks_reversed, velocity_of
 from cameraready.flows._paths import CosinePath, LinearPath, convert
 from cameraready.flows._samplers import sample
-from cameraready.flows._toy.mixtures import GaussianMixture
+from cameraready.flows._toy.mixtures import GaussianMixture, eight_gaussians
 from tests.flows.flow_cases import exact, mixture, writings
 
 pytestmark = pytest.mark.torch
@@ -258,11 +258,15 @@ def test_what_is_no_velocity_has_no_direction(broken, words):
 
 def test_a_model_that_fits_in_no_reading_is_not_advised_into_a_wrong_one():
     own, v = data(), exact()
+    ring = eight_gaussians()
+    on_ring, eight = ring.velocity(LinearPath()), ring.sample(400, generator())
     words = r"fits these data in no reading .* scale, labels, kind, time_scale"
     for wrong, given in (
         (v, 50 * own),  # in other units than it was trained in
-        (lambda x, t: 3 * v(x + 5, t), own),  # of another class, say
-        (lambda x, t: v(x, t / 1000), own),
+        (on_ring, 50 * eight),
+        (lambda x, t: on_ring(x, t, torch.zeros(len(x), dtype=torch.long)), eight),  # of one class alone
+        (lambda x, t: on_ring(x, t / 1000), eight),  # asked at other times
+        (lambda x, t: x - t[:, None] * v(x, t), own),  # a prediction of the noise
         (lambda x, t: 4 * x, own),
     ):
         with pytest.raises(ValueError, match=words):
@@ -290,7 +294,7 @@ def test_looking_changes_nothing_in_the_model():
 
         def forward(self, x, t):
             assert not net[1].training
-            return self.net(x)
+            return 0.1 * self.net(x)
 
     for model in (Timed(), velocity_of(Timed())):
         check_direction(model, data(), generator=generator())

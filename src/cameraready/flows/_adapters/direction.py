@@ -15,9 +15,11 @@ from cameraready.flows._paths import LINEAR, Path, check_finite, time_like
 
 #: Another reading has to have a loss this small, relative to the model as it is, to count as the right one.
 MARGIN = 0.9
-#: A model has to come this near to the loss of a Gaussian fit for its best reading to be believed,
+#: A turned model has to come this near to the loss of a Gaussian fit to be believed,
 FIT = 2.0
-#: and one with more than so much of the loss of predicting a constant is told, whatever the best reading is.
+#: and nearer to it than to that of a constant, or have so small a part of the loss as it is;
+PLAIN = 0.3
+#: and one with more than so much of the loss of predicting a constant is refused, whatever its best reading.
 NOTHING = 1.5
 #: Parts of the data with a time of their own, for models that take one time for a whole batch.
 PARTS = 8
@@ -67,14 +69,16 @@ def check_direction(
     """Raise a ValueError where `velocity` fits `data` clearly better when its time, its sign or both are turned; returns `looks_reversed`.
 
     Parameters as for `looks_reversed`. Clearly: with a loss below `MARGIN` of the loss as it is, so that a network that has learnt nothing passes.
-    Where even the best reading has more than `FIT` times the loss of a Gaussian with the data's mean and variance, turning is not what is missing (data in other
-    units, other labels, another kind of prediction, another scale of time), and the sentence says so.
+    Where even the best reading is far from the loss of a Gaussian with the data's mean and variance, or nearer to that of a constant (and not below `PLAIN` of the loss as it is), turning is not what is
+    missing (data in other units, other labels, another kind of prediction, another scale of time), and the sentence says so.
     """
     losses = _losses(velocity, data, generator, y, path, draws)
     gaussian, constant = losses.pop("a Gaussian"), losses.pop("a constant")
     best = min(losses, key=lambda name: losses[name])
     turnable = losses[best] < MARGIN * losses["as it is"]
-    if losses[best] > FIT * gaussian and (turnable or losses["as it is"] > NOTHING * constant):
+    learnt = losses[best] <= max((gaussian + constant) / 2, PLAIN * losses["as it is"])
+    believed = learnt and losses[best] <= FIT * gaussian
+    if not believed and (turnable or losses["as it is"] > NOTHING * constant):
         raise ValueError(
             f"the model fits these data in no reading (flow-matching loss {losses['as it is']:.4g}, at best {losses[best]:.4g} where time, sign or both are "
             f"turned; a Gaussian of their mean and variance has {gaussian:.4g}); look at their scale, labels, kind, time_scale"

@@ -248,7 +248,9 @@ class Steered:
 
     def _ask(self, x: Tensor, t: float, label: Tensor | None) -> Tensor:
         self._asked += len(x) if self._outside else 0
-        v = self._velocity(x, torch.full((len(x),), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device), label)
+        v = self._velocity(
+            x, torch.full((len(x),), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device), label
+        )
         check_finite(v, t)
         return v
 

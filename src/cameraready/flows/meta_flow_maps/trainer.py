@@ -281,8 +281,14 @@ class MFMTrainer:
             state = torch.load(file, weights_only=True, map_location=self.generator.device)
             settings = state["settings"]
         except Exception as error:  # whatever torch finds wrong with a file
-            raise ValueError(f"{file} is no checkpoint of a meta flow map, or damaged ({type(error).__name__}); {advice}") from error
-        other = [f"{name} {settings.get(name)!r} (now {value!r})" for name, value in self._settings.items() if settings.get(name) != value]
+            raise ValueError(
+                f"{file} is no checkpoint of a meta flow map, or damaged ({type(error).__name__}); {advice}"
+            ) from error
+        other = [
+            f"{name} {settings.get(name)!r} (now {value!r})"
+            for name, value in self._settings.items()
+            if settings.get(name) != value
+        ]
         if other:
             raise ValueError(f"{file} is of a training with other settings: {', '.join(other)}; {advice}")
         try:

@@ -115,6 +115,7 @@ def cost(flow: Flow, ctx: Context, *, blocks: int, batch: int) -> Iterator[dict[
 
     backbone, steps = build(RECIPES[flow.name]), 4
     for block in range(blocks):
+        backbone.requires_grad_(True).train()  # training leaves it frozen
         began = time.perf_counter()
         train_flow(
             backbone, flow.data, flow.labels, steps=steps, batch=64, lr=1e-3, generator=generator(block), progress=None

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Rows = Iterator[dict[str, Any]]
 
 GRIDS, PLANE_NAME, MOLECULES = "grids", "mixture-2d", "molecules"
-#: Learning rates, each arm's own, chosen from three on networks of other seeds by energy distance to what the arm looks for (without a bound: the optimum without
-#: one). Tried were 3e-4, 1e-3 and 3e-3; 1e-4, 3e-4 and 1e-3 with NFT inside; 1e-3, 3e-3 and 1e-2 of the sweeps, whose trainings are short.
+#: Learning rates, chosen from three on networks of other seeds by energy distance to what is looked for: 3e-4, 1e-3 and 3e-3 for adjoint matching alone; 1e-4, 3e-4
+#: and 1e-3 for NFT alone; 1e-3, 3e-3 and 1e-2 for either sweep, whose trainings are short. Arms with rounds keep the rate of their inner solver alone.
 RATES = {
     "am": 1e-3,
     "nft": 3e-4,

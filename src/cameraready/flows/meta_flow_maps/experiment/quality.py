@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cameraready.flows import sample
 from cameraready.flows._toy.distances import energy_distance
-from cameraready.flows.meta_flow_maps.experiment.problems import DIGITS, SMOKE, Problem
+from cameraready.flows.meta_flow_maps.experiment.problems import SMOKE, Problem
 
 STEPS = (1, 2, 4)
 #: The teacher's many-step samples that few steps are held against.
@@ -19,7 +19,7 @@ MANY = 32
 
 def few_steps(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
     """A row for each run, arm and number of calls: energy distance to fresh data, as a share of how far apart data are."""
-    n = {DIGITS: 360, SMOKE: 200}.get(problem.name, 1500)
+    n = 360 if problem.costly else 200 if problem.name == SMOKE else 1500
     arms: list[tuple[str, int]] = [(name, steps) for name in ("mfm", "mfm-kernel", "teacher") for steps in STEPS]
     for run in range(runs):
         g = torch.Generator().manual_seed(300 + run)

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from cameraready.flows import sample
 from cameraready.flows.meta_flow_maps import Steered
-from cameraready.flows.meta_flow_maps.experiment.problems import DIGITS, SMOKE, Problem
+from cameraready.flows.meta_flow_maps.experiment.problems import DIGITS, SMOKE, Problem, training_passes
 
-#: Settings that each arm chooses from, by reward on runs that are not judged: a factor of the tilt, or steps of the base sampler.
+#: Settings that each arm chooses from, the mildest or cheapest first: a factor of the tilt, or steps of the base sampler (calls of the map). The first one is taken
+#: whose reward, on runs that are not judged, is not worse than the best one's by more than the standard error of their difference.
 FACTORS = (1.0, 2.0, 4.0)
 BASE_STEPS = (8, 16, 32)
+MAP_STEPS = (1, 2, 4)
+#: Runs on which settings are compared.
+TUNING = 24
 STEER_STEPS = 16
 SMC_STEPS = 32
 
@@ -37,10 +41,10 @@ Way = Callable[[Problem, int, float, torch.Generator], Reached]
 
 
 def best_of(n: int, *, fast: bool = False) -> Way:
-    """The best of `n` samples of the base flow by Euler's method, or of the map's in two calls."""
+    """The best of `n` samples of the base flow by Euler's method, or of the map's own."""
 
     def way(problem: Problem, runs: int, setting: float, generator: torch.Generator) -> Reached:
-        steps = 2 if fast else round(setting)
+        steps = round(setting)
         best, score = None, torch.full((runs,), -torch.inf)
         left = n
         while left:
@@ -48,7 +52,7 @@ def best_of(n: int, *, fast: bool = False) -> Way:
             left -= part
             noise = torch.randn(runs * part, *problem.shape, generator=generator)
             if fast:
-                x = problem.mfm.sample(noise.shape, steps=2, generator=generator)
+                x = problem.mfm.sample(noise.shape, steps=steps, generator=generator)
             else:
                 x = sample(problem.teacher, noise, steps=steps, method="euler").x
             with torch.no_grad():
@@ -138,7 +142,7 @@ def ways(problem: Problem) -> dict[str, tuple[Way, tuple[float, ...]]]:
         }
     found: dict[str, tuple[Way, tuple[float, ...]]] = {"base": (best_of(1), BASE_STEPS)}
     found |= {f"best-of-{n}": (best_of(n), BASE_STEPS) for n in (10, 100, 1000)}
-    found["best-of-1000-fast"] = (best_of(1000, fast=True), (2,))
+    found["best-of-1000-fast"] = (best_of(1000, fast=True), MAP_STEPS)
     found["dps"] = (steered("dps", 1), FACTORS)
     found |= {f"smc-{n}": (smc(n), FACTORS) for n in (16, 64)}
     found |= {"mfm-g-1": (steered("grad", 1), FACTORS), "mfm-g": (steered("grad", 4), FACTORS)}
@@ -151,19 +155,13 @@ def ways(problem: Problem) -> dict[str, tuple[Way, tuple[float, ...]]]:
 
 def curve(problem: Problem, name: str, way: Way, settings: tuple[float, ...], *, runs: int) -> Iterator[dict[str, Any]]:
     """A row for each run of one arm: reward, calls, how plausible the answer is; the first row carries a picture."""
-    chosen = settings[0]
-    if len(settings) > 1:
-        tried = {}
-        for setting in settings:
-            found = way(problem, _tuning(name), setting, torch.Generator().manual_seed(99))
-            with torch.no_grad():
-                tried[setting] = float(problem.reward(found.x).mean())
-        chosen = max(tried, key=lambda s: tried[s])
+    chosen = _chosen(problem, way, settings)
     found = way(problem, runs, chosen, torch.Generator().manual_seed(1))
     with torch.no_grad():
         rewards = problem.reward(found.x)
     odd = implausibility(problem, found.x)
     calls = found.network_calls + found.reward_calls
+    training = training_passes(problem.name)
     for run in range(runs):
         yield {
             "run": run,
@@ -175,6 +173,7 @@ def curve(problem: Problem, name: str, way: Way, settings: tuple[float, ...], *,
             "backward_passes": float(found.backward_passes),
             "calls": float(calls),
             "passes": float(calls + 2 * found.backward_passes),
+            "training": training if name.startswith("mfm") or name.endswith("fast") else 0.0,
             "effective": float(found.effective),
             "implausible": float(odd[run]),
             **(pictures(problem, name, found) if run == 0 else {}),
@@ -210,6 +209,19 @@ def pictures(problem: Problem, name: str, found: Reached) -> dict[str, str]:
     }
 
 
-def _tuning(name: str) -> int:
-    """Runs on which settings are compared: few for the arms that take many calls each."""
-    return 4 if "1000" in name else 16
+def _chosen(problem: Problem, way: Way, settings: tuple[float, ...]) -> float:
+    """The first setting that is not worse than the best by more than the standard error of the difference, on runs that are not judged."""
+    if len(settings) == 1:
+        return settings[0]
+    runs = TUNING if problem.name != DIGITS else TUNING // 2
+    with torch.no_grad():
+        tried = [
+            problem.reward(way(problem, runs, setting, torch.Generator().manual_seed(99)).x.detach())
+            for setting in settings
+        ]
+    best = max(tried, key=lambda rewards: float(rewards.mean()))
+    for setting, rewards in zip(settings, tried, strict=True):
+        gap = best - rewards
+        if float(gap.mean()) <= float(gap.std()) / runs**0.5:
+            return setting
+    return settings[0]

@@ -36,6 +36,8 @@ def ends(problem: Problem, name: str, *, runs: int) -> Iterator[dict[str, Any]]:
     """A row for each run of one arm: how far its samples are from the tilted law, in units of how far the base's are."""
     smoke = problem.name == SMOKE
     steps, n = (30, 400) if smoke else (300, 2000)
+    if name == "reward-weighted":
+        steps *= 2  # a step is one pass through a network and back, half of what a fine-tuning step takes or less
     rates: tuple[float, ...] = RATES if not smoke and name != "not-tuned" else RATES[1:2]
     scored = (
         {rate: _distance(problem, _tuned(problem, name, rate, 900, steps), 900, n) for rate in rates}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -86,4 +87,10 @@ def own(flow: FlowProblem, mfm: MetaFlowMap) -> Problem:
     def first(x: torch.Tensor) -> torch.Tensor:
         return x[:, 0]
 
-    return Problem(flow.name, (train.shape[1],), teacher, draw, mfm, first, 1.0, flow.mixture, test, {"train": train})
+    probe = draw(256, torch.Generator().manual_seed(0))
+    began = time.monotonic()
+    with torch.no_grad():
+        teacher(probe, torch.full((256,), 0.5))
+    costly = (time.monotonic() - began) / 256 > 2e-5
+    shape_flat = (train.shape[1],)
+    return Problem(flow.name, shape_flat, teacher, draw, mfm, first, 1.0, flow.mixture, test, costly, {"train": train})
