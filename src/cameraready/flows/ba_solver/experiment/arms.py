@@ -124,9 +124,9 @@ def error(found: Tensor, reference: Tensor) -> float:
 def chosen_shifts(
     flow: Flow, sides: dict[str, nn.Module], others: tuple[tuple[str, int], ...] = ()
 ) -> dict[tuple[str, int], float]:
-    """The shift with the least error for each arm and budget, on two draws of noise that no verdict sees."""
+    """The shift with the least error for each arm and budget, on noise that no verdict sees: two draws, of images one."""
     found: dict[tuple[str, int], list[float]] = {}
-    for run in (-1, -2):
+    for run in (-1, -2) if len(flow.shape) == 1 else (-1,):
         noise, y = flow.noise(run, min(flow.samples, 200))
         reference = flow.reference(noise, y)
         for arm, nfe in (*planned(flow), *others):

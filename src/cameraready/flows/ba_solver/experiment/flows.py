@@ -170,8 +170,8 @@ def _digits(name: str) -> Flow:
         10,
         config,
         digit_features,
-        samples=32 if name == DIT else 48,
-        fine=20,
+        samples=20 if name == DIT else 30,
+        fine=16,
         budgets=(5, 7, 10) if name == DIT else (5, 7, 8, 10, 16),
     )
 

@@ -38,8 +38,8 @@ from cameraready.flows.ba_solver.experiment.flows import (
     generator,
 )
 
-#: Other rates of the step lengths, tried in the plane.
-RATES = {"ba-rate-50": 50.0, "ba-rate-0": 0.0}
+#: Another rate of the step lengths, the paper's, tried in the plane.
+RATES = {"ba-rate-50": 50.0}
 LONG = "euler-100"
 
 

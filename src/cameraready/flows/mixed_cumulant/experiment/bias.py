@@ -88,7 +88,7 @@ def asked(net: nn.Module, callback: SimplicityBiasCallback) -> list[tuple[Tensor
 def trained(name: str, arm: str, runs: int, short: bool, seed: int) -> Iterator[dict[str, Any]]:
     """Rows of one build of network: curves of every seed, and a summary for each noise level."""
     train, test = data_of(name)
-    clone = GaussianClone(train)
+    clone = GaussianClone(torch.cat([train, test]))  # with the rows that judge, which favours the Wiener denoiser
     callbacks = [SimplicityBiasCallback(test, clone=clone, times=TIMES) for _ in range(runs)]
     steps, batch, rate = RECIPES[arm]
     generator = torch.Generator().manual_seed(1_000 + seed)
@@ -121,12 +121,14 @@ def summary(curve: list[dict[str, float]], reference: float) -> dict[str, float]
     # From the end backwards: the step from which on the gap stays above half of what it comes to.
     below = np.flatnonzero(gaps < HALF * gaps[-1])
     half = min(int(below[-1]) + 1 if len(below) else 0, len(gaps) - 1)
+    if gaps[-1] <= 0:  # they never part
+        half = len(gaps) - 1
     lowest = int(clones.argmin())
     return {
         "final": float(data[-1] / reference),
         "final_gap": float(gaps[-1]),
         "early_gap": float(gaps[near]),
-        "early_share": float(gaps[near] / gaps[-1]) if gaps[-1] > 0 else math.nan,
+        "early_share": float(gaps[near] / gaps[-1]) if gaps[-1] > 0 else 1.0,
         "pairwise_step": float(steps[near]),
         "half_step": float(steps[half]),
         "lag": float(steps[half] / steps[near]),
@@ -154,29 +156,28 @@ def pictures(name: str, test: Tensor, clone: GaussianClone) -> Iterator[dict[str
 
 
 def own(problem: FlowProblem, ctx: Context, *, runs: int, short: bool) -> Iterator[dict[str, Any]]:
-    """A model against the Wiener denoiser on resamples of held-out rows; where there is none, a perceptron in training."""
+    """A model against the Wiener denoiser on disjoint parts of the held-out rows; where there is none, a perceptron in training."""
     if len(problem.data) < FEWEST:
         raise SpecError(
             f"{problem.name} has {len(problem.data)} rows; a clone and errors that mean something take {FEWEST} or more"
         )
-    clone = GaussianClone(problem.train, shrinkage=0.0 if len(problem.train) >= 4 * problem.train[0].numel() else 0.1)
-    test = problem.test
+    data, train, test = (rows.float() for rows in (problem.data, problem.train, problem.test))
+    dim = data[0].numel()
+    shrinkage = 0.0 if len(data) >= 4 * dim else 0.1
     if problem.needs_training:
-        flat_train, flat_test = problem.train.flatten(1).float(), test.flatten(1).float()
-        flat = GaussianClone(flat_train, shrinkage=0.0 if len(flat_train) >= 4 * flat_train.shape[1] else 0.1)
-        callbacks = [SimplicityBiasCallback(flat_test, clone=flat, times=TIMES) for _ in range(runs)]
+        clone = GaussianClone(data.flatten(1), shrinkage=shrinkage)
+        callbacks = [SimplicityBiasCallback(test.flatten(1), clone=clone, times=TIMES) for _ in range(runs)]
         steps, batch, rate = OWN
-        net = StackedMLP(runs, flat_train.shape[1], width=256, depth=2)
-        watched(
-            net, flat_train, callbacks, (40 if short else steps, batch, rate), torch.Generator().manual_seed(ctx.seed)
-        )
+        generator = torch.Generator().manual_seed(ctx.seed)
+        recipe = (40 if short else steps, batch, rate)
+        watched(StackedMLP(runs, dim, width=256, depth=2), train.flatten(1), callbacks, recipe, generator)
         for run, callback in enumerate(callbacks):
             yield from rows_of(callback, "denoiser", str(run))
         return
-    for run in range(runs):
-        chosen = torch.randint(len(test), (min(len(test), 512),), generator=torch.Generator().manual_seed(10_000 + run))
+    clone = GaussianClone(data, shrinkage=shrinkage)
+    for run, part in enumerate(test.chunk(min(runs, len(test) // 20))):
         callback = SimplicityBiasCallback(
-            test[chosen], clone=clone, times=TIMES, path=problem.path, seed=run, adapt=lambda model: model
+            part, clone=clone, times=TIMES, path=problem.path, seed=run, adapt=lambda model: model
         )
         callback.evaluate(problem.velocity, 1)
         for row, reference in zip(callback.history, callback.wiener_errors(), strict=True):
