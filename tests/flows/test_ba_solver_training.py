@@ -440,6 +440,8 @@ def test_wrong_trainings_are_refused_with_a_sentence():
     ):
         with pytest.raises(ValueError, match=sentence):
             train_sidenet(turning, side, data, steps=1, **settings)
+    with pytest.raises(ValueError, match="every state has a time of its own"):
+        train_sidenet(lambda x, t, y=None: x * t, side, data, steps=1, batch=7)
     with pytest.raises(ValueError, match="no weight of the SideNet is trainable"):
         train_sidenet(turning, MLPSideNet(2, width=8, depth=1).requires_grad_(False), data, steps=1)
     with pytest.raises(FloatingPointError, match="the velocity is not finite"):

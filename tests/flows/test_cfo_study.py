@@ -1,5 +1,6 @@
 """The study's own machinery: problems and their truth, rivals that are what they say, a user's own flow."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from cameraready import check
 from cameraready.evidence import Context
 from cameraready.evidence.specs import SpecError, value_spec
+from cameraready.flows import CosinePath, FlowProblem
+from cameraready.flows._toy.mixtures import GaussianMixture
 from cameraready.flows._toy.stacked import StackedMLP
 from cameraready.flows.cfo import AugmentedLagrangian, FlowPolicy
-from cameraready.flows.cfo.experiment import arms, own, problems, trials
+from cameraready.flows.cfo.experiment import arms, larger, own, problems, trials
 from tests.flows.cfo_models import generator
 
 pytestmark = pytest.mark.torch
@@ -135,8 +138,11 @@ def limited(x):
     return x[..., 0] + x[..., 1]
 
 
+DATA = np.random.default_rng(3).normal(size=(60, 2))
+
+
 def velocity(x, t, y=None):
-    t = torch.as_tensor(t, dtype=x.dtype).reshape(-1, 1)
+    t = torch.as_tensor(t, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1))
     return (2 * t - 1) * x / (t**2 + (1 - t) ** 2)
 
 
@@ -179,6 +185,8 @@ def test_a_table_becomes_a_flow_with_reward_and_constraint(tmp_path):
         ((np.zeros((20, 2)), reward, limited, "low"), "must be numbers"),
         ((np.zeros((20, 2)), reward, limited, 0.0), "other than 0"),
         ((np.zeros((20, 2)), reward, limited, 1.0), "never change"),
+        (((velocity, DATA, np.arange(60) % 2), reward, limited, 1.0), "labels is not taken"),
+        (((velocity, DATA.reshape(30, 1, 2, 2)), reward, limited, 1.0), "no parameters to tune"),
     ],
 )
 def test_what_is_no_problem_is_refused(given, words):
@@ -200,6 +208,28 @@ def test_a_correction_begins_as_nothing_and_a_users_solver_is_run_one_network_at
     rows = list(trials.plane_rows("mine", base, generator(), budget=20, n=50, own={"mine": solver}))
     assert {row["arm"] for row in rows} == {"mine"}
     assert all(math.isfinite(row["energy"]) for row in rows if row["stage"] == "end")
+
+
+def test_a_flow_on_another_path_is_tuned_on_it_and_what_is_no_solver_is_told():
+    mixture = GaussianMixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1))
+    flow = FlowProblem("cosine", DATA, velocity=mixture.velocity(CosinePath()), path=CosinePath())
+    workload = own.OwnProblem(flow, problems.Steering(reward, limited, 1.0, 1.0))
+    seen = []
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Watching(type(trials.solver_of("am"))):
+        def solve(self, policy, base, objective, **rest):
+            seen.append(self.path)
+            return {}
+
+    settings = {"run": "0", "budget": 2, "rounds": 1, "n": 20, "batch": 8}
+    rows = list(larger.own_arm(workload, Context(seed=0, own={"mine": Watching(path=CosinePath())}), **settings))
+    assert {row["arm"] for row in rows} == {*trials.OWN_ARMS, "mine"}
+    assert seen == [CosinePath()]
+    # Of standard normal data the cosine path's velocity is nought: a solver told the linear path would see another law.
+    assert next(row for row in rows if row["arm"] == "am")["kl"] < 0.1
+    with pytest.raises(TypeError, match="must be a Solver"):
+        list(larger.own_arm(workload, Context(seed=0, own={"mine": reward}), **settings))
 
 
 def test_exact_rows_say_what_the_arms_reached():

@@ -297,7 +297,13 @@ class _Asked:
         self.calls += 1
         with torch.no_grad():
             given = x.to(dtype)
-            v = self.velocity(given, t) if y is None else self.velocity(given, t, y)
+            try:
+                v = self.velocity(given, t) if y is None else self.velocity(given, t, y)
+            except (RuntimeError, TypeError, IndexError) as error:
+                raise ValueError(
+                    f"the velocity, asked with x {tuple(x.shape)} and t {tuple(t.shape)}{'' if y is None else f' and y {tuple(y.shape)}'}, "
+                    f"raised {type(error).__name__}: {error}; every state has a time of its own in training"
+                ) from error
         if v.shape != x.shape:
             raise ValueError(f"the velocity has shape {tuple(v.shape)} for states of shape {tuple(x.shape)}")
         check_finite(v, t)
@@ -362,12 +368,11 @@ def _own(
 
     def velocity(x: Tensor, t: float, y: Tensor | None = None) -> Tensor:
         times = torch.full((len(x),), t, dtype=x.dtype, device=x.device)
-        return asked.velocity(x, times) if y is None else asked.velocity(x, times, y)
+        return asked(x, times, y, x.dtype)
 
     found = []
     for rows in torch.arange(count, device=device).split(OWN_BATCH):
         drawn = sample(velocity, noise[rows], times=grid(steps), method="heun", y=None if y is None else y[rows])
-        asked.calls += drawn.calls
         found.append(drawn.x)
     return torch.cat(found), y
 

@@ -17,6 +17,7 @@ from cameraready.flows.cfo import (
     FlowPolicy,
     FlowSolver,
     Objective,
+    Solver,
     WeightedPoints,
     exact_optimum,
 )
@@ -82,11 +83,20 @@ def cfo(
     return Tuned(policy, rounds * inner, kept)
 
 
+def checked(solver: Any) -> Solver:
+    """The solver, or a TypeError that says what one is."""
+    if not isinstance(solver, Solver) or isinstance(solver, type):
+        raise TypeError(
+            f"an arm of your own must be a Solver (an instance; derive it from FlowSolver and write solve), got {solver!r}"
+        )
+    return solver
+
+
 def one_by_one(solver: Any, base: FlowPolicy, task: Steering, g: torch.Generator, **loop: Any) -> Tuned:
     """CFO (expectation form) with an inner solver of a user's own, which knows nothing of runs side by side: one network after the other."""
     stack, rounds, iterations = taken(base.velocity, torch.arange(base.runs[0])), [], 0
     for place in range(base.runs[0]):
-        opened = solver.open(base.velocity.single(place).requires_grad_(True), base.shape)
+        opened = checked(solver).open(base.velocity.single(place).requires_grad_(True), base.shape)
         tuned = cfo(solver, opened, task, g, penalty="expectation", **loop)
         stack.load(place, tuned.policy.module)
         rounds.append(tuned.rounds)

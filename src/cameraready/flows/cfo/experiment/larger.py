@@ -132,11 +132,11 @@ def pictures(workload: Molecules, arm: str, measured: dict[str, Any]) -> Rows:
 def own_arm(workload: OwnProblem, ctx: Context, *, run: str, budget: int, rounds: int, n: int, batch: int) -> Rows:
     """All arms of one run on the user's flow; those of the user's own are inner solvers under the expectation form."""
     task, shape = workload.steering, workload.flow.shape
-    am = AdjointMatching(lr=1e-3, batch=batch, steps=20, sample_steps=20)
+    am = AdjointMatching(lr=1e-3, batch=batch, steps=20, sample_steps=20, path=workload.flow.path)
     inner: dict[str, FlowSolver | None] = {"pretrained": None, "am": am, "cfo": am, "cfo-expectation": am}
     for arm, solver in ctx.select(inner).items():
         g = generator(3000 + 17 * int(run) + (OWN_ARMS.index(arm) if arm in OWN_ARMS else 0))
-        opened = (solver or am).open(workload.network, shape)
+        opened = arms.checked(solver or am).open(workload.network, shape)
         if solver is None:
             tuned = Tuned(opened, 0)
         elif arm == "am":

@@ -36,12 +36,8 @@ class OwnProblem:
     def network(self) -> nn.Module:
         """The velocity that is tuned; one without parameters gets a correction that is."""
         velocity = self.flow.velocity
-        if isinstance(velocity, nn.Module) and next(velocity.parameters(), None) is not None:
+        if isinstance(velocity, nn.Module) and tunable(velocity):
             return velocity.requires_grad_(True)
-        if len(self.flow.shape) != 1:
-            raise ValueError(
-                "the velocity has no parameters to tune, and a correction is made for vectors only; give a torch module"
-            )
         return Corrected(velocity, self.flow.shape[0])
 
 
@@ -96,7 +92,20 @@ def open_own(spec: Spec) -> OwnProblem:
             f"the bound must be a finite number other than 0 (excess is told as a share of it) and kl above 0, got {limit} and {kl}"
         )
     problem = open_flow(replace(spec, kind="value").with_value(flow))
+    if problem.labels is not None:
+        raise SpecError(
+            "a flow with labels is not taken: give a velocity that has its label fixed, and data without labels"
+        )
+    if len(problem.shape) != 1 and not problem.needs_training and not tunable(problem.velocity):
+        raise SpecError(
+            "the velocity has no parameters to tune, and a correction is made for vectors only: give a torch module"
+        )
     return OwnProblem(problem, Steering(reward, constraint, limit, kl))
+
+
+def tunable(velocity: object) -> bool:
+    """Whether it is a module with parameters."""
+    return isinstance(velocity, nn.Module) and next(velocity.parameters(), None) is not None
 
 
 def _of_table(spec: Spec) -> OwnProblem:

@@ -232,7 +232,7 @@ def _trained(
     steps = settings.pop("steps")
     std = recipe["network"].get("data_std", 1.0)
     trainer = MFMTrainer(mfm, teacher, t_cond=PowerZero(0.1, 2.0), data_std=std, **settings)
-    return trainer.fit(draw, steps, checkpoint=checkpoint)
+    return trainer.fit(draw, steps, checkpoint=checkpoint, every=100)
 
 
 def _digits() -> Problem:

@@ -26,7 +26,7 @@ def few_steps(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
         real = _real(problem, n, g)
         apart = float(torch.cdist(real, real).sum() / (n * (n - 1)))
         noise = torch.randn(n, *problem.shape, generator=g)
-        for name, steps in [*arms, ("teacher-many", MANY)]:
+        for name, steps in [*arms, ("teacher", 8), ("teacher-many", MANY)]:
             if name.startswith("teacher"):
                 x = sample(problem.teacher, noise, steps=steps, method="euler").x.detach()
             else:

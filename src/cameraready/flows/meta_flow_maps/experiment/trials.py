@@ -14,10 +14,6 @@ from cameraready.flows.meta_flow_maps import MetaFlowMap
 from cameraready.flows.meta_flow_maps.experiment import calibration, problems, quality, rewarding, tilting
 from cameraready.flows.meta_flow_maps.experiment.problems import Problem
 
-RUNS = 12
-#: Fine-tuning is trained anew in each run.
-TRAINED_RUNS = 10
-
 
 def posterior(problem: Problem, ctx: Context, *, runs: int) -> Iterator[dict[str, Any]]:
     """Draws of all arms at all times."""
@@ -34,6 +30,12 @@ def reward(problem: Problem, ctx: Context, *, runs: int, way: str) -> Iterator[d
     """One way to a high reward."""
     if way not in ctx.without:
         yield from rewarding.curve(problem, way, *rewarding.ways(problem)[way], runs=runs)
+
+
+def law(problem: Problem, ctx: Context, *, runs: int) -> Iterator[dict[str, Any]]:
+    """Which law steered particles have."""
+    particles = 40 if problem.name == problems.SMOKE else 300
+    yield from (row for row in rewarding.laws(problem, runs=runs, particles=particles) if row["arm"] not in ctx.without)
 
 
 def tilt(problem: Problem, ctx: Context, *, runs: int, way: str) -> Iterator[dict[str, Any]]:
