@@ -149,3 +149,20 @@ def test_what_cannot_be_trained_or_asked_is_told():
         finetune(Affine(), mfm, linear, data=data, steps=1, sigma="memoryless")
     with pytest.raises(FloatingPointError, match=r"not finite|the loss is"):
         finetune(Affine(), mfm, linear, data=data * math.inf, steps=1, offset=0.0)
+
+
+def test_frozen_parameters_of_a_network_of_ones_own_stay_as_they_are():
+    network = Affine()
+    network.log_variance.requires_grad_(False)
+    finetune(
+        Affine(),
+        MetaFlowMap(GaussianBackbone()),
+        linear,
+        data=GAUSS.sample(64, generator()),
+        steps=3,
+        batch=16,
+        lr=0.1,
+        network=network,
+    )
+    assert float(network.log_variance) == pytest.approx(math.log(0.5))
+    assert float(network.mean) != pytest.approx(0.7, abs=1e-4)

@@ -141,5 +141,14 @@ def test_it_counts_states_and_refuses_what_is_wrong():
         flow.sample_posterior(noise(5, 3), 0.5, 0)
     with pytest.raises(ValueError, match="noise must have the shape"):
         flow.sample_posterior(noise(5, 3), 0.5, 2, noise=noise(5, 3))
+    for steps in (0, -2):
+        with pytest.raises(ValueError, match="steps must be at least 1"):
+            flow.sample_posterior(noise(5, 3), 0.5, steps=steps)
+    with pytest.raises(ValueError, match="times run from 0"):
+        flow.sample_posterior(noise(5, 3), 500.0)
+    with pytest.raises(ValueError, match="one for each of the 5 states"):
+        flow.sample_posterior(noise(5, 3), torch.rand(3))
+    with pytest.raises(ValueError, match="one label for each of the 5"):
+        flow.sample_posterior(noise(5, 3), 0.5, label=torch.zeros(4, dtype=torch.long))
     with pytest.raises(FloatingPointError, match="not finite"):
         PosteriorFlow(lambda x, t, y=None: x * math.nan).sample_posterior(noise(5, 3), 0.5)

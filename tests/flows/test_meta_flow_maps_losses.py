@@ -7,7 +7,7 @@ from torch import nn
 
 from cameraready.flows import LinearPath
 from cameraready.flows._toy.mixtures import GaussianMixture
-from cameraready.flows.meta_flow_maps import MapMLP, MetaFlowMap, MFMTrainer, PowerZero, losses
+from cameraready.flows.meta_flow_maps import FlowBackbone, MapMLP, MetaFlowMap, MFMTrainer, PowerZero, losses
 from tests.flows.mfm_exact import F64, GaussianBackbone, generator, noise
 
 pytestmark = pytest.mark.torch
@@ -192,3 +192,52 @@ def test_settings_that_cannot_be_are_refused():
         MFMTrainer(mfm, DATA.velocity(), diagonal=2.0)
     with pytest.raises(FloatingPointError, match="loss is nan"):
         MFMTrainer(mfm, lambda x, t, y=None: x * float("nan")).step(noise(256, 2))
+
+
+class Strange(nn.Module):
+    """A teacher that changes itself and draws random numbers while it is in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.utils.skip_init(nn.Linear, 2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+        nn.init.eye_(self.layers[0].weight)
+        nn.init.zeros_(self.layers[0].bias)
+
+    def forward(self, x, t, y=None):
+        return self.layers(x)
+
+
+def test_a_teacher_is_asked_frozen_and_in_eval_mode_also_where_it_is_the_map_itself():
+    x1, before = DATA.sample(8, generator()).float(), torch.get_rng_state()
+    teacher = Strange().train()
+    mfm = MetaFlowMap(FlowBackbone(teacher, (2,), ["layers.0"]))
+    trainer = MFMTrainer(mfm, teacher, batch=8, lr=0.1, warmup=1, distill="psd")
+    x, t = noise(8, 2, dtype=torch.float32), torch.full((8,), 0.3)
+    first = trainer._guided(x, t)
+    mfm.eval()
+    for _ in range(2):
+        trainer.step(x1)
+    assert not torch.equal(teacher.layers[0].weight, torch.eye(2))  # it is the map, and was trained
+    assert torch.equal(trainer._guided(x, t), first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_checkpoints_of_other_trainings_and_damaged_ones_are_told(tmp_path):
+    file = tmp_path / "x.pt"
+    trained(tmp_path, [2])
+    x = DATA.sample(64, generator()).float()
+
+    def other(width=8, **settings):
+        settings = {"batch": 16, "lr": 1e-2, "cooldown": 0.5, **settings}
+        return MFMTrainer(MetaFlowMap(MapMLP(2, width=width, depth=1)), DATA.to(torch.float32).velocity(), **settings)
+
+    with pytest.raises(ValueError, match=r"other settings: lr 0.01 \(now 0.1\).*x.pt|x.pt.*other settings: lr 0.01"):
+        other(lr=0.1).fit(x, 3, checkpoint=file)
+    with pytest.raises(ValueError, match=r"x.pt is of another network"):
+        other(width=12).fit(x, 3, checkpoint=file)
+    whole = file.read_bytes()
+    for content in (b"", whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged.*remove it"):
+            other().fit(x, 3, checkpoint=file)
+        assert file.read_bytes() == content

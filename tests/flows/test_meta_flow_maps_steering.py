@@ -154,6 +154,9 @@ def test_rewards_that_are_no_numbers_and_settings_that_cannot_be_are_refused():
         Steered(mfm, lambda x1: x1, n=2, method="weights").sample((3, 1), steps=2, noise=start)
     ruled_out = Steered(mfm, lambda x1: torch.where(x1[:, 0] > 0.5, 0.0, -math.inf), n=3, method="weights")
     assert torch.isfinite(ruled_out.sample((50, 1), steps=20, noise=noise(50, 1)).x).all()
+    unseen = value_estimate(mfm, start, 0.5, lambda x1: torch.full((len(x1),), -math.inf), n=4)
+    assert torch.isinf(unseen.standard_error).all()
+    assert (unseen.effective == 0).all()
     with pytest.raises(TypeError, match="must be a callable"):
         Steered(mfm, 3.0)
     with pytest.raises(ValueError, match="method must be one of"):
@@ -166,6 +169,12 @@ def test_rewards_that_are_no_numbers_and_settings_that_cannot_be_are_refused():
         Steered(mfm, linear, velocity=lambda x, t, y=None: x * math.nan).sample((3, 1), steps=2, noise=start)
     with pytest.raises(ValueError, match="at least 2"):
         value_estimate(mfm, start, 0.5, linear, n=1)
+
+
+def test_long_first_steps_of_the_diffusion_stay_where_states_are():
+    mfm = MetaFlowMap(GaussianBackbone())
+    found = Steered(mfm, linear, n=2, dynamics="sde").sample((400, 1), steps=8, noise=noise(400, 1), trajectory=True)
+    assert float(found.trajectory.square().mean((1, 2)).sqrt().max()) < 3
 
 
 def test_trajectories_begin_with_the_noise_and_end_in_the_samples():

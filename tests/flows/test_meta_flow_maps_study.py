@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from cameraready.evidence.checking import check
+from cameraready.evidence.specs import SpecError, value_spec
 from cameraready.flows._toy.tilts import QuadraticReward, tilted
 from cameraready.flows.meta_flow_maps import PosteriorFlow
-from cameraready.flows.meta_flow_maps.experiment import calibration, problems, quality, rewarding, tilting
+from cameraready.flows.meta_flow_maps.experiment import calibration, problems, quality, rewarding, tilting, trials
 from cameraready.flows.meta_flow_maps.experiment.problems import SIXTEEN, Problem, rare_mode, two_modes
+from cameraready.flows.meta_flow_maps.study import STUDY
 from tests.flows.mfm_exact import generator
 
 pytestmark = pytest.mark.torch
@@ -131,3 +133,12 @@ def test_a_users_velocity_and_map_are_taken_as_they_come(monkeypatch, tmp_path):
     )
     assert energy["own"] < 0.1 < energy["teacher-1"]
     assert math.isfinite(energy["mfm"])
+    for wrong, words in ((3, "not int"), (lambda x, t, n, generator: x, "draws of shape")):
+        with pytest.raises((TypeError, ValueError), match=words):
+            trials._drawer(wrong)(data[:4], 0.5, 2, generator())
+
+
+def test_a_velocity_that_needs_labels_is_told_before_anything_is_trained():
+    data, labels = two_modes().sample(64, generator()).float(), torch.arange(64) % 2
+    with pytest.raises(SpecError, match=r"without labels.*y=None"):
+        STUDY.open(value_spec((lambda x, t, y: -x * (1 + 0 * y[:, None]), data, labels)))

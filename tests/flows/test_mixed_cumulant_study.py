@@ -1,6 +1,7 @@
 """The study's arms, peers and networks are what they say, and a user's data, model and activation are taken as they come."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -150,3 +151,18 @@ def test_too_few_rows_are_told():
     with pytest.raises(SpecError, match="array of data"):
         study.open_workload(value_spec(3).with_value(3))
     assert study.component("digits").times
+
+
+# --- what ships ----------------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_rows_are_what_the_trial_gives():
+    shipped = pl.read_parquet(Path(study.__file__).with_name("results.parquet")).filter(
+        (pl.col("workload") == growth.PAIRWISE) & (pl.col("arm") == "overlaps-only") & (pl.col("d") == 25)
+    )
+    select = lambda arms: {"overlaps-only": arms["overlaps-only"]}  # noqa: E731
+    again = list(growth.measured(growth.PAIRWISE, 25, growth.RUNS[growth.PAIRWISE], select, shipped["seed"][0]))
+    wanted = dict(zip(shipped["run"], shipped["samples"], strict=True))
+    # A processor that rounds otherwise may let a run pass a threshold a batch earlier or later.
+    assert len(wanted) == growth.RUNS[growth.PAIRWISE]
+    assert sum(abs(row["samples"] - wanted[row["run"]]) > 64 for row in again) <= 2

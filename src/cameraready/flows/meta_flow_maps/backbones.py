@@ -204,10 +204,14 @@ def _output_shapes(
         module.register_forward_hook(lambda _m, _i, out, name=name: found.__setitem__(name, tuple(out.shape[1:])))
         for name, module in modules.items()
     ]
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()  # nothing is drawn, and no statistics move
     try:
         with torch.no_grad():
             network(state, torch.full((2,), 0.5, dtype=parameter.dtype, device=parameter.device))
     finally:
+        for module, mode in modes:
+            module.training = mode
         for handle in handles:
             handle.remove()
     for name in modules:

@@ -98,7 +98,7 @@ def component(workload: Any) -> SimplicityBiasCallback:
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
-def only(workload: str, scope: str = "exact", source: str = PAPER) -> dict[str, Any]:
+def only(workload: str, scope: str = "reduced", source: str = PAPER) -> dict[str, Any]:
     return {"scope": scope, "source": source, "workloads": [workload], "pooled": False}
 
 

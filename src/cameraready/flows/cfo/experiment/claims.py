@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from cameraready.evidence import Answer, Claim, Figure, Gallery, average, below, difference, versus_best, within
+from cameraready.evidence import Answer, Claim, Figure, Gallery, above, average, below, difference, versus_best, within
 from cameraready.flows.cfo.experiment import larger
 from cameraready.flows.cfo.experiment.trials import GRIDS, MOLECULES, PLANE_NAME
 
@@ -23,8 +23,9 @@ TABLE = f"{PAPER}, molecular design table"
 OF_OURS = [
     Claim(
         7,
+        part="a",
         paper="",
-        tested="Networks in the plane: KL(p || p*), estimated along memoryless paths and so at most too large, of the expectation form minus that of the paper's per-sample form, below 0.",
+        tested="Networks in the plane: KL(p || p*), estimated along memoryless paths (its zero is off by up to 0.2), of the expectation form minus that of the paper's per-sample form, below 0.",
         scope="ours",
         source="this study",
         measure=difference("kl_to_optimum", "cfo-expectation", "cfo"),
@@ -32,13 +33,26 @@ OF_OURS = [
         **PLANE,
     ),
     Claim(
-        8,
+        7,
+        part="b",
         paper="",
-        tested="cooper-optim's augmented Lagrangian with the same inner solver, rounds and growth does as well: KL(p || p*) by paths of the expectation form minus its, within 0.1 nats.",
+        tested="The same by energy distance of drawn samples to the optimum.",
         scope="ours",
         source="this study",
-        measure=difference("kl_to_optimum", "cfo-expectation", "cooper"),
-        rule=within(-0.1, 0.1),
+        measure=difference("energy", "cfo-expectation", "cfo"),
+        rule=below(0.0),
+        changed="added after a first run, which had it among its columns",
+        **PLANE,
+    ),
+    Claim(
+        8,
+        paper="",
+        tested="cooper-optim's augmented Lagrangian with the same inner solver, rounds and growth does as well: energy distance to the optimum of the expectation form minus its, within 0.02.",
+        scope="ours",
+        source="this study",
+        measure=difference("energy", "cfo-expectation", "cooper"),
+        rule=within(-0.02, 0.02),
+        changed="was KL(p || p*) by paths within 0.1 nats; a first run showed its zero to be off by as much",
         **PLANE,
     ),
     Claim(
@@ -72,6 +86,30 @@ OF_OURS = [
         **DRUGS,
     ),
     Claim(
+        13,
+        part="a",
+        paper="",
+        tested="In more than nine of ten runs in the plane E[c] of CFO (per-sample penalty) ends at most a twentieth above the bound.",
+        scope="ours",
+        source="this study",
+        measure=average("met", "cfo"),
+        rule=above(0.9),
+        changed="added after a first run, which had it among its columns",
+        **PLANE,
+    ),
+    Claim(
+        13,
+        part="b",
+        paper="",
+        tested="The same of the expectation form.",
+        scope="ours",
+        source="this study",
+        measure=average("met", "cfo-expectation"),
+        rule=above(0.9),
+        changed="added after a first run, which had it among its columns",
+        **PLANE,
+    ),
+    Claim(
         12,
         paper="",
         tested="On your flow: E[c] of the expectation form at most a twentieth above the bound.",
@@ -86,12 +124,10 @@ OF_OURS = [
 ]
 
 ANSWER = Answer(
-    measure=versus_best(
-        "energy", "cfo", ["am", "18-weights", "8-weights", "cooper", "cfo-expectation"], kind="difference"
-    ),
-    better="tune with rounds of the per-sample penalty: on {workload} the energy distance of its law to the optimum less that of {peer} is {estimate} [{low}, {high}]",
-    worse="do not take the paper's per-sample penalty on {workload}: the energy distance of its law to the optimum less that of {peer} is {estimate} [{low}, {high}]",
-    tie="the paper's per-sample penalty and {peer} come equally near to the optimum on {workload} (energy distances differ by {estimate} [{low}, {high}])",
+    measure=versus_best("energy", "cfo", exclude=["pretrained", "cfo-3-rounds", "cfo-100-rounds"], kind="difference"),
+    better="tune with CFO's rounds on {workload}: the energy distance of its samples to the optimum less that of {peer}, the next best, is {estimate} [{low}, {high}]",
+    worse="{peer} comes nearer to the optimum than CFO's rounds on {workload}: energy distances differ by {estimate} [{low}, {high}]",
+    tie="CFO's rounds and {peer}, the best of the others, come equally near to the optimum on {workload}: energy distances differ by {estimate} [{low}, {high}]",
     break_even=0.0,
     where=END,
     workloads=[PLANE_NAME],

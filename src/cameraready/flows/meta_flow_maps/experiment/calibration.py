@@ -35,7 +35,8 @@ def posterior(problem: Problem, arms: dict[str, Any], *, runs: int) -> Iterator[
     """A row for each run, arm and time: energy distance to draws of the truth in units of their spread, errors of mean, spread and mode weights."""
     smoke = problem.name == SMOKE
     times = (0.2, 0.5, 0.8) if smoke or problem.costly else TIMES
-    each, n = (2, 48) if problem.costly else (8, 300 if smoke else 1000 if problem.mixture is not None else 300)
+    known = problem.mixture is not None
+    each, n = (2, 48) if problem.costly else (8, 300 if smoke else 1000) if known else (3, 256)
     rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for place, t in enumerate(times):
         g = torch.Generator().manual_seed(1000 + place)
@@ -140,7 +141,7 @@ def _truth(problem: Problem, x: Tensor, t: float, n: int, generator: torch.Gener
     """Draws of the exact posterior, or of the teacher's by a long integration of its inner flow; (n, B, ...)."""
     if problem.mixture is not None:
         return problem.mixture.posterior_sample(x.double(), t, n, generator).float()
-    steps = 10 if problem.costly else 32
+    steps = 10 if problem.costly else 16
     with torch.no_grad():
         return PosteriorFlow(problem.teacher, LinearPath(), steps=steps, method="midpoint").sample_posterior(
             x, t, n, generator=generator

@@ -50,15 +50,22 @@ def few(problem: Problem, ctx: Context, *, runs: int) -> Iterator[dict[str, Any]
 
 
 def _drawer(arm: Any) -> Callable[..., Any]:
-    """An arm as ``draw(x, t, n, generator)``; a user's map is asked by `sample_posterior`."""
-    if hasattr(arm, "sample_posterior"):
+    """An arm as ``draw(x, t, n, generator)``; a user's map is asked by `sample_posterior`, and what comes back is checked."""
+    asked = getattr(arm, "sample_posterior", None)
+    if asked is None and not callable(arm):
+        raise TypeError(
+            f"your own arm must be a MetaFlowMap or a callable draw(x_t, t, n, generator), not {type(arm).__name__}"
+        )
 
-        def draw(x: torch.Tensor, t: float, n: int, generator: torch.Generator) -> torch.Tensor:
-            with torch.no_grad():
-                return arm.sample_posterior(x, t, n, generator=generator)
+    def draw(x: torch.Tensor, t: float, n: int, generator: torch.Generator) -> torch.Tensor:
+        with torch.no_grad():
+            found = arm(x, t, n, generator) if asked is None else asked(x, t, n, generator=generator)
+        if not isinstance(found, torch.Tensor) or found.shape != (n, *x.shape):
+            got = tuple(found.shape) if hasattr(found, "shape") else type(found).__name__
+            raise ValueError(f"your own arm must return draws of shape (n, *x_t.shape) = {(n, *x.shape)}, got {got}")
+        return found
 
-        return draw
-    return arm  # type: ignore[no-any-return]
+    return draw
 
 
 def opened(problem: Any, prepared: Mapping[str, Any]) -> Problem:

@@ -140,7 +140,7 @@ def summary(curve: list[dict[str, float]], reference: float) -> dict[str, float]
 def pictures(name: str, test: Tensor, clone: GaussianClone) -> Iterator[dict[str, Any]]:
     drawn = clone.sample(16, torch.Generator().manual_seed(3))
     low, high = (-1.0, 1.0) if name == DIGITS else patch_range()
-    for arm, images, what in (("denoiser", test[:16], "held-out"), ("wiener", drawn, "Gaussian clones of")):
+    for arm, images, what in (("held-out", test[:16], "held-out"), ("clones", drawn, "Gaussian clones of")):
         text = f"{what} {'handwritten digits' if name == DIGITS else 'patches of photographs'}"
         picture = image_grid(images.reshape(-1, 8, 8), columns=8, scale=4, low=float(low), high=float(high))
         yield {
