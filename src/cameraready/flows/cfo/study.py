@@ -310,7 +310,7 @@ CLAIMS: list[Claim | Untested] = [
         source=f"{PAPER}, Theorem 5.2",
         measure=violations((pl.col("arm") == "cfo") & (pl.col("gap") > 1e-3), "E[c] away from its bound"),
         rule=always(),
-        changed="added after a first run, which had it among its columns",
+        changed="added after the run, which had it among its columns",
         **GRID,
     ),
     Claim(
@@ -322,7 +322,7 @@ CLAIMS: list[Claim | Untested] = [
         source=f"{PAPER}, Theorem 5.2",
         measure=violations((pl.col("arm") == "cfo") & (pl.col("rate") > 0.995), "a round without progress"),
         rule=always(),
-        changed="added after a first run, which had it among its columns",
+        changed="added after the run, which had it among its columns",
         **GRID,
     ),
     Claim(
@@ -360,6 +360,7 @@ CLAIMS: list[Claim | Untested] = [
         source=f"{PAPER}, Theorem 5.2",
         measure=violations((pl.col("arm") == "cfo-expectation") & (pl.col("rate") > 0.995), "a round without progress"),
         rule=always(),
+        changed="the bar was below 1; 0.995 was set before the run, when 0.990 had been seen in the slowest problem",
         **GRID,
     ),
     *OF_OURS,

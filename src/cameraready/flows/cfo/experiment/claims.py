@@ -6,7 +6,19 @@ from typing import Any
 
 import polars as pl
 
-from cameraready.evidence import Answer, Claim, Figure, Gallery, above, average, below, difference, versus_best, within
+from cameraready.evidence import (
+    Answer,
+    Claim,
+    Figure,
+    Gallery,
+    always,
+    average,
+    below,
+    difference,
+    versus_best,
+    violations,
+    within,
+)
 from cameraready.flows.cfo.experiment import larger
 from cameraready.flows.cfo.experiment.trials import GRIDS, MOLECULES, PLANE_NAME
 
@@ -41,7 +53,7 @@ OF_OURS = [
         source="this study",
         measure=difference("energy", "cfo-expectation", "cfo"),
         rule=below(0.0),
-        changed="added after a first run, which had it among its columns",
+        changed="added after the run, which had it among its columns",
         **PLANE,
     ),
     Claim(
@@ -52,7 +64,7 @@ OF_OURS = [
         source="this study",
         measure=difference("energy", "cfo-expectation", "cooper"),
         rule=within(-0.02, 0.02),
-        changed="was KL(p || p*) by paths within 0.1 nats; a first run showed its zero to be off by as much",
+        changed="was KL(p || p*) by paths within 0.1 nats; the run showed its zero to be off by as much",
         **PLANE,
     ),
     Claim(
@@ -89,12 +101,12 @@ OF_OURS = [
         13,
         part="a",
         paper="",
-        tested="In more than nine of ten runs in the plane E[c] of CFO (per-sample penalty) ends at most a twentieth above the bound.",
+        tested="In no run in the plane E[c] of CFO (per-sample penalty) ends more than a twentieth above the bound.",
         scope="ours",
         source="this study",
-        measure=average("met", "cfo"),
-        rule=above(0.9),
-        changed="added after a first run, which had it among its columns",
+        measure=violations((pl.col("arm") == "cfo") & (pl.col("excess") > 0.05), "E[c] above the bound"),
+        rule=always(),
+        changed="added after the run, which had it among its columns",
         **PLANE,
     ),
     Claim(
@@ -104,9 +116,9 @@ OF_OURS = [
         tested="The same of the expectation form.",
         scope="ours",
         source="this study",
-        measure=average("met", "cfo-expectation"),
-        rule=above(0.9),
-        changed="added after a first run, which had it among its columns",
+        measure=violations((pl.col("arm") == "cfo-expectation") & (pl.col("excess") > 0.05), "E[c] above the bound"),
+        rule=always(),
+        changed="added after the run, which had it among its columns",
         **PLANE,
     ),
     Claim(

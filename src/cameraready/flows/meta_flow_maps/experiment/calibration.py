@@ -18,6 +18,8 @@ TIMES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 GRADIENT_TIMES = (0.3, 0.5)
 #: Draws in all for each estimate of a bias.
 POOL = 1024
+#: What part of an arm's squared bias others are held against: of one draw's as if it fell as N^-0.5 to 16 draws, of DPS's that of half its bias.
+SHARES = {"flow-1": 1 / 16, "dps": 1 / 4}
 #: Share of the problem's tilt: at all of it a few draws decide, and a bias drowns in noise.
 MILD = 0.25
 #: Draws of a state between which distances are taken; means, spreads and weights are of all.
@@ -117,13 +119,15 @@ def _biases(name: str, n: int, found: Tensor, truth: Tensor, run: Tensor, runs: 
     spread = (found - truth).square().sum(2).mean(0)
     for each in range(runs):
         mine = run == each
-        norm = truth[mine].square().sum()
+        squared = float(off[mine].sum() / truth[mine].square().sum())  # without bias, so at times below 0
+        arm = name if name == "dps" else f"{name}-{n}"
         yield {
             "run": each,
-            "arm": name if name == "dps" else f"{name}-{n}",
+            "arm": arm,
             "draws": n,
-            "squared_bias": float(off[mine].sum() / norm),  # without bias, so at times below 0
-            "error": float((spread[mine].sum() / norm).sqrt()),
+            "squared_bias": squared,
+            "scaled_bias": squared * SHARES.get(arm, 1.0),
+            "error": float((spread[mine].sum() / truth[mine].square().sum()).sqrt()),
         }
 
 

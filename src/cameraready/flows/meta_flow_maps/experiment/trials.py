@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from cameraready.evidence import Context
-from cameraready.flows import FlowProblem
+from cameraready.flows import FlowProblem, LinearPath
+from cameraready.flows._paths import reparametrise_path
 from cameraready.flows.meta_flow_maps import MetaFlowMap
 from cameraready.flows.meta_flow_maps.experiment import calibration, problems, quality, rewarding, tilting
 from cameraready.flows.meta_flow_maps.experiment.problems import Problem
@@ -87,8 +88,12 @@ def own(flow: FlowProblem, mfm: MetaFlowMap) -> Problem:
     shape = tuple(flow.train.shape[1:])
     train, test = flow.train.flatten(1).float(), flow.test.flatten(1).float()
 
+    velocity = flow.velocity
+    if flow.path != LinearPath():
+        velocity = reparametrise_path(velocity, flow.path, LinearPath())  # the same flow
+
     def teacher(x: torch.Tensor, t: Any, y: Any = None) -> torch.Tensor:
-        return flow.velocity(x.reshape(-1, *shape), t).flatten(1)
+        return velocity(x.reshape(-1, *shape), t).flatten(1)
 
     def draw(n: int, generator: torch.Generator) -> torch.Tensor:
         return train[torch.randint(len(train), (n,), generator=generator)]
