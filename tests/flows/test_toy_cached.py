@@ -1,6 +1,7 @@
 """Networks trained once: by digest of the recipe, one at a time, whole or not at all, on from where they were interrupted."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -170,6 +171,17 @@ def test_a_training_that_fails_leaves_nothing(models):
         cached(RECIPE, Work().build, fail, quiet=True)
     assert not folder_of(RECIPE).exists()
     assert not list((models / "flows").glob(".*"))
+
+
+def test_a_network_that_is_not_finite_is_not_kept(models):
+    def broken(net):
+        with torch.no_grad():
+            next(net.parameters()).fill_(math.nan)
+        return net
+
+    with pytest.raises(FloatingPointError, match=r"'tiny-mlp' .* not finite .* nothing is kept"):
+        cached(RECIPE, Work().build, broken, quiet=True)
+    assert not folder_of(RECIPE).exists()
 
 
 def test_a_network_that_changed_without_its_version_is_told():

@@ -208,6 +208,24 @@ def test_what_is_no_mixture_is_told(weights, covariances, message):
         GaussianMixture(torch.tensor(weights), torch.zeros(2, 2), torch.tensor(covariances))
 
 
+def test_times_and_labels_that_are_not_one_for_each_state_are_told(mixture):
+    from cameraready.flows._toy.boxes import Checkerboard
+
+    x, few = torch.zeros(4, 3), torch.rand(3)
+    for ask in (mixture.velocity(), mixture.marginal_score, mixture.posterior, Checkerboard().velocity()):
+        states = x[:, :2] if "Checkerboard" in ask.__qualname__ else x
+        for t in (torch.rand(4, 1), few):
+            with pytest.raises(ValueError, match=r"the time has shape .* give one for all or one for each state"):
+                ask(states, t)
+        assert ask(states, torch.rand(4)) is not None
+    with pytest.raises(ValueError, match=r"the time has shape \(4,\); for states of shape \(4, 1, 1, 3\)"):
+        mixture.velocity()(x[:, None, None], torch.rand(4))
+    for y in (torch.zeros(3, dtype=torch.long), torch.zeros(4, 1, dtype=torch.long)):
+        with pytest.raises(ValueError, match=r"the label has shape .* give one for all or one for each state"):
+            mixture.velocity()(x, 0.5, y)
+    assert mixture.velocity()(torch.zeros(2, 4, 3), torch.rand(2, 1), torch.tensor(1)).shape == (2, 4, 3)  # stacked
+
+
 def test_a_state_of_another_dimension_is_told(mixture):
     with pytest.raises(ValueError, match=r"state must be \(B, 3\), got shape \(5, 2\)"):
         mixture.velocity()(torch.zeros(5, 2), 0.5)

@@ -88,6 +88,21 @@ def test_mistakes_are_named(net, inputs):
         net(x[..., :4], t, y)
 
 
+def test_labels_and_times_of_a_wrong_kind_are_told_by_all(net, inputs):
+    x, _, y = inputs
+    with pytest.raises(ValueError, match="labels are whole numbers"):
+        net(x, 0.5, y + 0.7)
+    for wrong in (torch.rand(4, 1), torch.rand(4, 1, 1, 1)):
+        with pytest.raises(ValueError, match="one time for each of the 4 states"):
+            net(x, wrong, y)
+
+
+@pytest.mark.parametrize("label", [-1, 9])
+def test_a_stack_names_labels_that_it_does_not_know(label):
+    with pytest.raises(ValueError, match=rf"labels must lie in 0\.\.3 \(3 is the null label\), got {label}\.\.{label}"):
+        StackedMLP(2, 2, width=4, depth=1, classes=3)(torch.zeros(2, 5, 2), 0.5, label)
+
+
 def test_a_network_without_classes_takes_no_labels(inputs):
     x, t, y = inputs
     with pytest.raises(ValueError, match="knows no classes"):

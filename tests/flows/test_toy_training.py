@@ -7,6 +7,8 @@ import signal
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from cameraready.flows._paths import CosinePath
@@ -136,7 +138,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path, monkeypatch):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("spoil", ["another", "damaged"])
+@pytest.mark.parametrize("spoil", ["another", "damaged", "stepless", "lacking"])
 def test_a_state_that_does_not_fit_is_told_and_not_used(tmp_path, monkeypatch, capsys, spoil):
     monkeypatch.setattr(checkpoints, "EVERY", 0.0)
     place = tmp_path / "state"
@@ -160,6 +162,11 @@ def test_a_state_that_does_not_fit_is_told_and_not_used(tmp_path, monkeypatch, c
         fit(MLPVelocity(2, 8, 1), interrupted, steps=9, lr=0.01, generator=seeded(), checkpoint=place)
     if spoil == "damaged":
         place.write_bytes(place.read_bytes()[:100])
+    if spoil in ("stepless", "lacking"):
+        with safe_open(place, framework="pt") as file:
+            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts.pop("step") if spoil == "stepless" else tensors.pop("average.last.bias")
+        save_file(tensors, place, metadata=facts)
     again = go_on(8 if spoil == "another" else 9)
     assert ("other settings" if spoil == "another" else "cannot be read") in capsys.readouterr().err
     fresh = go_on(8 if spoil == "another" else 9)
@@ -201,5 +208,8 @@ def test_mistakes_are_named():
         train_flow(net, lambda n, g: DATA, torch.zeros(50), steps=1, generator=seeded())
     with pytest.raises(ValueError, match="steps and lr must be positive"):
         train_flow(net, DATA, steps=0, generator=seeded())
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):
-        train_flow(net, DATA * float("nan"), steps=2, generator=seeded())
+    for data, words in ((DATA * math.nan, "50 of 50 data are not finite"), (DATA[:0], "there are no data")):
+        with pytest.raises(ValueError, match=words):
+            train_flow(MLPVelocity(2, 8, 1), data, steps=2, generator=seeded())
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 0: before anything was learnt"):
+        train_flow(net, lambda n, g: DATA[:n] * math.nan, steps=2, batch=50, generator=seeded())

@@ -26,6 +26,15 @@ TASKS = {
 }
 OBJECTS = {
     (
+        "flows",
+        "table",
+    ): "a table of numbers whose rows are the data (data.csv), or with a column that is their labels (data.csv:COLUMN)",
+    (
+        "flows",
+        "object",
+    ): "package.module:object: an array of data, a pair (velocity, data), a cameraready.flows.FlowProblem, or a function that returns one",
+    ("flows", "value"): "from Python, the object itself (check(..., on=(velocity, data)))",
+    (
         "posttraining",
         "object",
     ): "package.module:object: an EnumerableTask, a pair (model, tokenizer), or a function that returns one",

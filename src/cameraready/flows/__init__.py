@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cameraready.flows._paths import CosinePath, LinearPath, Path
     from cameraready.flows._problem import FlowProblem
     from cameraready.flows._samplers import Sampled, grid, sample
+    from cameraready.flows._toy.mixtures import GaussianMixture
 
 _HOME = {
     "_adapters": (
@@ -37,11 +38,13 @@ _HOME = {
     "_paths": ("CosinePath", "LinearPath", "Path"),
     "_problem": ("FlowProblem",),
     "_samplers": ("Sampled", "grid", "sample"),
+    "_toy.mixtures": ("GaussianMixture",),
 }
 
 __all__ = [
     "CosinePath",
     "FlowProblem",
+    "GaussianMixture",
     "LinearPath",
     "Path",
     "Sampled",

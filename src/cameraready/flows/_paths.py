@@ -2,7 +2,7 @@
 
 Time ``t`` runs from 0 (noise) to 1 (data) everywhere in this room: ``x_t = alpha(t) x1 + sigma(t) x0`` with data ``x1`` and noise
 ``x0 ~ N(0, I)``, and the velocity is ``v(x, t) = E[alpha'(t) x1 + sigma'(t) x0 | x_t = x]`` (Albergo et al., 2023, arXiv:2303.08797, Section 2;
-Lipman et al., 2023, arXiv:2210.02747). Models that run time the other way are turned round by `cameraready.flows._adapters.velocity_of`.
+Lipman et al., 2023, arXiv:2210.02747). Models that run time the other way are turned round by `cameraready.flows.velocity_of`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class FlowProblem:
     labels : (N,) whole numbers from 0, optional
     velocity : callable ``v(x, t, y=None)``, optional
         A trained model in the room's convention (see `cameraready.flows.velocity_of`).
-    mixture : GaussianMixture, optional
+    mixture : cameraready.flows.GaussianMixture, optional
         The exact law of the data; gives the velocity too.
     path : Path
         Of the velocity.

@@ -17,7 +17,7 @@ from cameraready.flows._paths import LINEAR, DiscretePath, Kind, Path, time_like
 def from_torchcfm(model: nn.Module, *, path: Path = LINEAR) -> Velocity:
     """A model of torchcfm's convention: 0 is noise, called as ``model(t, x, y)``, or (its small networks) with ``t`` as last column of ``x``.
 
-    Its conditional flow matchers with ``sigma = 0`` have the linear path, its variance-preserving one `cameraready.flows._paths.CosinePath`.
+    Its conditional flow matchers with ``sigma = 0`` have the linear path, its variance-preserving one `cameraready.flows.CosinePath`.
     A network wrapped for torchdyn (``torch_wrapper``) is unwrapped, since the wrapper takes no batch of times.
     """
     inner = getattr(model, "model", None)
@@ -38,7 +38,7 @@ def from_flow_matching(model: Callable[..., Tensor], *, label: str = "y", path: 
     label : str
         The name of the extra that takes labels.
     path : Path
-        Linear for its ``CondOTScheduler``, `cameraready.flows._paths.CosinePath` for its ``CosineScheduler``.
+        Linear for its ``CondOTScheduler``, `cameraready.flows.CosinePath` for its ``CosineScheduler``.
     """
 
     return Velocity(_KeywordCall(label), model, Reading(path=path, model_path=path))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cameraready.flows._paths import LinearPath, Path
+from cameraready.flows._toy.mixtures import one_each
 
 _NODES, _WEIGHTS = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(20))
 #: Where there is no noise left the velocity outside the board is infinite; it is that of this much noise.
@@ -89,7 +90,8 @@ class Checkerboard:
     def _at(self, x: Tensor, t: float | Tensor, path: Path) -> _Conditioned:
         if x.dim() < 1 or x.shape[-1] != 2:
             raise ValueError(f"the state must be (B, 2), got shape {tuple(x.shape)}")
-        x, time = x.to(torch.float64), torch.as_tensor(t, dtype=torch.float64, device=x.device)
+        x = x.to(torch.float64)
+        time = one_each(torch.as_tensor(t, dtype=torch.float64, device=x.device), x, "time")
         alpha, sigma = (
             torch.as_tensor(f(time), dtype=torch.float64).expand(time.shape)[..., None, None]
             for f in (path.alpha, path.sigma)

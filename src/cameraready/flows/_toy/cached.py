@@ -77,6 +77,11 @@ def cached(
         say(f"{name}: training a small network once; it will be kept in {folder}.")
         resumable = "checkpoint" in inspect.signature(train).parameters
         net = train(build(), checkpoint=checkpoint) if resumable else train(build())
+        bad = [key for key, value in net.state_dict().items() if not bool(value.isfinite().all())]
+        if bad:
+            raise FloatingPointError(
+                f"training {name!r} ended with weights that are not finite ({bad[0]}); nothing is kept"
+            )
         save_file({key: value.contiguous() for key, value in net.state_dict().items()}, into / _WEIGHTS)
         return {"recipe": recipe}
 

@@ -52,6 +52,9 @@ class Checkpoint:
         if facts.get("settings") != self._digest:
             print(f"{self.path} is of a training with other settings; the training begins anew.", file=sys.stderr)
             return None
+        if "step" not in facts:
+            print(f"{self.path} cannot be read (it does not say its step); the training begins anew.", file=sys.stderr)
+            return None
         return int(facts["step"]), tensors
 
     def due(self) -> bool:

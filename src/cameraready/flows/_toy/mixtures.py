@@ -219,7 +219,7 @@ class GaussianMixture:
         if x.dim() < 1 or x.shape[-1] != self.dim:
             raise ValueError(f"the state must be (B, {self.dim}), got shape {tuple(x.shape)}")
         x = x.to(self.dtype)
-        time = torch.as_tensor(t, dtype=self.dtype, device=x.device)
+        time = one_each(torch.as_tensor(t, dtype=self.dtype, device=x.device), x, "time")
         alpha, sigma = _scalar(path.alpha(time), time), _scalar(path.sigma(time), time)
         a, s = alpha[..., None, None], sigma[..., None, None]
         total = a.square() * self._variances + s.square()  # (..., K, D or 1)
@@ -230,7 +230,7 @@ class GaussianMixture:
         logits = self.weights.log() - 0.5 * ((turned * scaled).sum(-1) + log_det)
         if labels is not None:
             index = torch.arange(self.components, device=x.device)
-            own = labels[..., None]
+            own = one_each(labels, x, "label")[..., None]
             logits = torch.where((own == index) | (own >= self.components), logits, -math.inf)
         shift = a * self._variances * scaled
         if self._basis is not None:
@@ -271,6 +271,17 @@ class _Data:
 
 
 _DATA = _Data()
+
+
+def one_each(values: Tensor, x: Tensor, what: str) -> Tensor:
+    """`values`, which must be one for all states x (..., D) or one for each; broadcasting would make pairs of others."""
+    states = x.shape[:-1]
+    shape = values.shape
+    if len(shape) > len(states) or any(n not in (1, m) for n, m in zip(shape[::-1], states[::-1], strict=False)):
+        raise ValueError(
+            f"the {what} has shape {tuple(shape)}; for states of shape {tuple(x.shape)} give one for all or one for each state"
+        )
+    return values
 
 
 def _scalar(value: float | Tensor, time: Tensor) -> Tensor:

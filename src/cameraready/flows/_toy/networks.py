@@ -52,7 +52,7 @@ def times_of(t: float | Tensor, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     time = torch.as_tensor(t, device=x.device)
     if not time.is_floating_point():
         time = time.to(torch.float64)
-    if time.dim() and time.shape[-1] not in (1, shape[-1]):
+    if time.dim() > len(shape) or (time.dim() and time.shape[-1] not in (1, shape[-1])):
         raise ValueError(
             f"t must be a number or hold one time for each of the {shape[-1]} states, got {tuple(time.shape)}"
         )
@@ -74,7 +74,10 @@ def labels_of(y: int | Tensor | None, classes: int, shape: tuple[int, ...], devi
         return None
     if y is None:
         return torch.full(shape, classes, dtype=torch.long, device=device)
-    return torch.as_tensor(y, device=device).long().expand(shape)
+    labels = torch.as_tensor(y, device=device)
+    if labels.is_floating_point():
+        raise ValueError(f"labels are whole numbers, got {labels.dtype}")
+    return labels.long().expand(shape)
 
 
 def looked_up(table: nn.Embedding, labels: Tensor) -> Tensor:
@@ -82,10 +85,15 @@ def looked_up(table: nn.Embedding, labels: Tensor) -> Tensor:
     try:
         return table(labels)
     except IndexError:
-        raise ValueError(
-            f"labels must lie in 0..{table.num_embeddings - 1} ({table.num_embeddings - 1} is the null label), "
-            f"got {int(labels.min())}..{int(labels.max())}"
-        ) from None
+        check_labels(labels, table.num_embeddings - 1)
+        raise
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise a ValueError for labels outside 0..classes."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high > classes:
+        raise ValueError(f"labels must lie in 0..{classes} ({classes} is the null label), got {low}..{high}")
 
 
 class MLPVelocity(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cameraready.flows._toy.networks import MLPVelocity, inputs_of, labels_of
+from cameraready.flows._toy.networks import MLPVelocity, check_labels, inputs_of, labels_of
 
 
 class StackedLinear(nn.Module):
@@ -106,7 +106,7 @@ class StackedMLP(nn.Module):
         for number, layer in enumerate(self.layers):
             h = layer(h)
             if number == 0 and labels is not None:
-                h = h + F.one_hot(labels, self.classes + 1).to(h.dtype) @ self.table
+                h = h + _one_hot(labels, self.classes).to(h.dtype) @ self.table
             h = F.silu(h)
         return self.last(h)
 
@@ -137,6 +137,14 @@ class StackedMLP(nn.Module):
                 mine.bias[index, 0].copy_(its.bias)
             if self.table is not None:
                 self.table[index].copy_(net.table.weight)
+
+
+def _one_hot(labels: Tensor, classes: int) -> Tensor:
+    try:
+        return F.one_hot(labels, classes + 1)
+    except RuntimeError:
+        check_labels(labels, classes)
+        raise
 
 
 @torch.no_grad()

@@ -111,7 +111,10 @@ def fit(
         value = loss(net, generator)
         total = value.sum()
         if not math.isfinite(reached := float(total.detach())):
-            raise FloatingPointError(f"the loss is {reached} at step {step}: lower the learning rate (lr={lr})")
+            advice = f"lower the learning rate (lr={lr})"
+            if step == 0:
+                advice = "before anything was learnt: look at the data and the network's initial weights"
+            raise FloatingPointError(f"the loss is {reached} at step {step}: {advice}")
         total.backward()
         if isinstance(net, StackedMLP):
             clip_per_seed(weights.values(), clip)
@@ -153,6 +156,12 @@ def _restore(
     if found is None:
         return 0
     step, tensors = found
+    wanted = {f"net.{name}" for name in net.state_dict()} | {f"average.{name}" for name in average} | {"generator"}
+    if lacking := wanted - set(tensors):
+        print(
+            f"{checkpoint.path} cannot be read ({min(lacking)} is missing); the training begins anew.", file=sys.stderr
+        )
+        return 0
     net.load_state_dict({key[4:]: value for key, value in tensors.items() if key.startswith("net.")})
     for name in average:
         average[name].copy_(tensors[f"average.{name}"])
@@ -209,6 +218,12 @@ def train_flow(
         raise ValueError(f"there must be one label for each of the {len(data)} data, got {len(labels)}")
     if not isinstance(data, Tensor) and labels is not None:
         raise ValueError("labels of drawn data are given by the draw: let it return (data, labels)")
+    if isinstance(data, Tensor):
+        if not len(data):
+            raise ValueError("there are no data to train on")
+        bad = int((~torch.isfinite(data)).reshape(len(data), -1).any(1).sum())
+        if bad:
+            raise ValueError(f"{bad} of {len(data)} data are not finite; leave them out or fill them in")
     stacks = net.seeds if isinstance(net, StackedMLP) else 1
     like = next(net.parameters())
 
