@@ -100,6 +100,8 @@ def test_summaries_of_a_curve_made_by_hand():
     assert found["early_share"] == pytest.approx(0.1 / 0.8)
     assert found["clone_turn"] == 100
     assert found["clone_rise"] == pytest.approx(1.4 / 1.2)
+    never = bias.summary([{"step": s, "data": d, "clones": d - 0.1} for s, d, _ in rows], 1.0)
+    assert (never["lag"], never["early_share"]) == (0, 1)
 
 
 # --- a user's own ------------------------------------------------------------------------------------------------------------

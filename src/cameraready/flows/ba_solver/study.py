@@ -139,7 +139,8 @@ STUDY = Study(
             3,
             part="b",
             paper="The same, as samples.",
-            tested="Energy distance to data: at 10 evaluations within 0.005 of Euler in 100 steps.",
+            tested="Energy distance to data: at 10 evaluations within 0.005 of Euler in 100 steps. Ten steps of Euler are nearly so themselves (0.002 away in"
+            " the plane) but in 16 dimensions (0.02), and on digits such distances are noise: elsewhere this says little.",
             scope="reduced",
             source=f"{PAPER}, abstract",
             measure=difference("energy", METHOD, trials.LONG),
@@ -256,7 +257,7 @@ STUDY = Study(
             10,
             part="a",
             paper="(Ours.) Samples are closer to the data than the best peer's.",
-            tested="Energy distance to data at 5 evaluations, less the best peer's: below 0.",
+            tested="Energy distance to data at 5 evaluations, less the best peer's: below 0. On digits, 20 or 30 samples in turn of class, it is noise.",
             measure=versus_best("energy", METHOD, exclude=NO_PEERS, kind="difference"),
             rule=below(0.0),
             where=at(5),
@@ -280,7 +281,9 @@ STUDY = Study(
             tested="Random fields, six steps, four rules: no difference above 1e-12.",
             measure=violations(pl.col("identity_gap") > 1e-12, "a difference above 1e-12"),
             rule=always(),
+            where=pl.col("identity_gap").is_not_null(),
             workloads=[ORDERS],
+            changed="the rule is the same; the rows that it is about were not named, and others counted as not evaluated",
             **OURS,
         ),
         Claim(

@@ -121,17 +121,16 @@ def summary(curve: list[dict[str, float]], reference: float) -> dict[str, float]
     # From the end backwards: the step from which on the gap stays above half of what it comes to.
     below = np.flatnonzero(gaps < HALF * gaps[-1])
     half = min(int(below[-1]) + 1 if len(below) else 0, len(gaps) - 1)
-    if gaps[-1] <= 0:  # they never part
-        half = len(gaps) - 1
+    parts = gaps[-1] > 0  # where clones and data never part, shares and lags count against a later parting
     lowest = int(clones.argmin())
     return {
         "final": float(data[-1] / reference),
         "final_gap": float(gaps[-1]),
         "early_gap": float(gaps[near]),
-        "early_share": float(gaps[near] / gaps[-1]) if gaps[-1] > 0 else 1.0,
+        "early_share": float(gaps[near] / gaps[-1]) if parts else 1.0,
         "pairwise_step": float(steps[near]),
         "half_step": float(steps[half]),
-        "lag": float(steps[half] / steps[near]),
+        "lag": float(steps[half] / steps[near]) if parts else 0.0,
         "clone_rise": float(clones[-1] / clones[lowest]),
         "clone_turn": float(steps[lowest]),
     }
