@@ -103,7 +103,17 @@ def test_an_edit_keeps_the_old_prompt_where_it_is_not_changed(names):
 
 
 #: Headings of the page, and the verdicts whose estimates stand under them.
-MEASURED = {}
+UNET, DIT, PLANE, SPACE = "digits-unet", "digits-dit", "mixture-2d", "mixture-16d"
+MEASURED = {
+    "Measure": [
+        *((label, UNET) for label in ("8a", "8b", "8c", "8d", "3a", "6", "9", "5")),
+        *((label, DIT) for label in ("8a", "8b", "8c", "6")),
+        *((label, PLANE) for label in ("8a", "8c")),
+        ("8b", SPACE),
+    ],
+    "Without training": [("12a", workload) for workload in (UNET, DIT, PLANE, SPACE)],
+    "Keep it, and edit with it": [("7", UNET), ("13", UNET), ("13", DIT)],
+}
 
 
 @pytest.mark.parametrize("heading", MEASURED)

@@ -339,9 +339,9 @@ STUDY = Study(
     ],
     answer=Answer(
         measure=versus_best("rmse", METHOD, exclude=NO_PEERS),
-        better="train a SideNet for {workload}: {level} the error is {estimate} times [{low}, {high}] that of {peer}, the best solver without training",
-        worse="do not train a SideNet for {workload}: {level} the error is {estimate} times [{low}, {high}] that of {peer}, which needs no training",
-        tie="a SideNet gains nothing on {workload}: {level} the error is {estimate} times [{low}, {high}] that of {peer}, which needs no training",
+        better="train a SideNet for {workload}: its error is {estimate} times [{low}, {high}] that of {peer}, the best solver without training, at {level} evaluations",
+        worse="do not train a SideNet for {workload}: its error is {estimate} times [{low}, {high}] that of {peer}, which needs no training, at {level} evaluations",
+        tie="a SideNet gains nothing that can be told on {workload}: its error is {estimate} times [{low}, {high}] that of {peer}, which needs no training, at {level} evaluations",
         by="nfe",
         by_label="at {level} evaluations",
         where=pl.col("nfe").is_in([5, 7, 10]),
