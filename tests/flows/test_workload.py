@@ -210,7 +210,7 @@ def test_an_object_is_imported_and_a_function_is_called(tmp_path, monkeypatch):
         ((exact(), rows(), ["a"] * 60), "labels of own must be 60 whole numbers from 0, got"),
         ((exact(), rows(), [-1] * 60), "labels of own must be 60 whole numbers"),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_what_is_wrong_is_said(value, words):
     with pytest.raises(SpecError, match=words):
