@@ -40,6 +40,8 @@ from cameraready.flows.meta_flow_maps.experiment.claims import (
 SHIPPED = (EIGHT, SIXTEEN, BOARD, DIGITS, SMOKE)
 EXACT_LAWS = [EIGHT, SIXTEEN]
 RUNS = 10
+#: A reward of a single particle scatters: more blocks, where calls are cheap.
+REWARDED = {EIGHT: 40, SIXTEEN: 40, BOARD: 40, DIGITS: 20}
 #: Arms that take many calls, left out where a call is dear.
 DEAR = ("smc-64", "mfm-g-16", "mfm-gf-64")
 WAYS = (
@@ -74,7 +76,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
         yield {"part": "gradient", "runs": runs}
     for arm in SMOKE_WAYS if smoke else WAYS:
         if workload != DIGITS or arm not in DEAR:
-            yield {"part": "reward", "runs": runs, "way": arm}
+            yield {"part": "reward", "runs": runs if smoke else REWARDED[workload], "way": arm}
     if workload in (EIGHT, SMOKE):
         yield {"part": "law", "runs": runs}
         for arm in TUNED:

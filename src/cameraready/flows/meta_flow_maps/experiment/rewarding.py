@@ -79,11 +79,11 @@ def steered(method: str, n: int, dynamics: str = "ode") -> Way:
             problem.mfm,
             problem.reward,
             n=n,
-            method=method,
+            method=method,  # type: ignore[arg-type]
             velocity=problem.teacher,
-            scale=setting * problem.scale,  # type: ignore[arg-type]
+            scale=setting * problem.scale,
+            dynamics=dynamics,  # type: ignore[arg-type]
         )
-        guide.dynamics = dynamics  # type: ignore[assignment]
         found = guide.sample((runs, *problem.shape), steps=STEER_STEPS, generator=generator, trajectory=True)
         size = float(found.effective.mean())
         return Reached(found.x, found.network_calls, found.reward_calls, found.backward_passes, size, found.trajectory)
@@ -233,15 +233,21 @@ def pictures(problem: Problem, name: str, found: Reached) -> dict[str, str]:
 
     if problem.name == DIGITS:
         return {
-            "picture": image_grid(found.x, columns=6, scale=3),
-            "alt": f"{len(found.x)} digits of {name}",
+            "picture": image_grid(found.x[:12], columns=6, scale=3),
+            "alt": f"{min(len(found.x), 12)} digits of {name}",
             "caption": f"{name}: mean reward {float(problem.reward(found.x).mean()):.2f}, {found.network_calls + found.reward_calls:.0f} calls each",
         }
     if problem.shape != (2,) or name not in ("base", "mfm-g", "dps", "best-of-1000"):
         return {}
     cloud = problem.draw(300, torch.Generator().manual_seed(3))
     return {
-        "picture": plane(cloud, found.x, paths=found.trajectory, labels=("data", name), span=(-3.2, 3.2, -3.2, 3.2)),
+        "picture": plane(
+            cloud,
+            found.x,
+            paths=None if found.trajectory is None else found.trajectory[:, :12],
+            labels=("data", name),
+            span=(-3.2, 3.2, -3.2, 3.2),
+        ),
         "alt": f"points of the data and {len(found.x)} samples of {name}"
         + (", with their paths from noise" if found.trajectory is not None else ""),
         "caption": f"{name}: mean reward {float(problem.reward(found.x).mean()):.2f}, {found.network_calls + found.reward_calls:.0f} calls each",
