@@ -73,7 +73,7 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
     if workload == "own":
         return
     if workload in (EIGHT, SIXTEEN, SMOKE):
-        yield {"part": "gradient", "runs": runs}
+        yield {"part": "gradient", "runs": 20 if workload == EIGHT else runs}
     for arm in SMOKE_WAYS if smoke else WAYS:
         if workload != DIGITS or arm not in DEAR:
             yield {"part": "reward", "runs": runs if smoke else REWARDED[workload], "way": arm}

@@ -16,8 +16,8 @@ from cameraready.flows.meta_flow_maps.experiment.problems import SMOKE, Problem
 
 TIMES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 GRADIENT_TIMES = (0.3, 0.5)
-#: Draws in all for each estimate of a bias, four times as many in the plane.
-POOL = 1024
+#: Draws at a time for an estimate of a bias: 1,024 in all, in the plane 4,096.
+PART = 512
 #: What part of an arm's squared bias others are held against: of one draw's as if it fell as N^-0.5 to 16 draws, of DPS's that of half its bias.
 SHARES = {"flow-1": 1 / 16, "dps": 1 / 4}
 #: Share of the problem's tilt: at all of it a few draws decide, and a bias drowns in noise.
@@ -85,7 +85,7 @@ def gradients(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
     """A row for each run, arm and number of draws: the bias of the estimated gradient of the value, as a share of the truth's norm."""
     assert problem.mixture is not None
     smoke = problem.name == SMOKE
-    each, times, pool, sizes = (2, (0.5,), 64, DRAWS[:2]) if smoke else (6, GRADIENT_TIMES, POOL, DRAWS)
+    each, times, pool, sizes = (2, (0.5,), 64, DRAWS[:2]) if smoke else (6, GRADIENT_TIMES, PART, DRAWS)
     scale = problem.scale * MILD
     reward = problem.reward.scaled(scale)  # type: ignore[attr-defined]
     estimators = {"map": problem.mfm, "flow": PosteriorFlow(problem.teacher, LinearPath(), steps=5)}
@@ -97,7 +97,7 @@ def gradients(problem: Problem, *, runs: int) -> Iterator[dict[str, Any]]:
         for n in sizes:
             g, repeats = torch.Generator().manual_seed(5000 + n), pool // n
             found = []
-            for _ in range(1 if smoke or problem.shape[0] > 2 else 4):
+            for _ in range(1 if smoke else 2 if problem.shape[0] > 2 else 8):
                 slopes, _ = value_gradient(
                     estimator, x.repeat(repeats, 1), t.repeat(repeats), problem.reward, n=n, scale=scale, generator=g
                 )
