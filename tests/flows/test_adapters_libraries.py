@@ -39,8 +39,8 @@ class TorchdynWrapper(nn.Module):
         return self.model(torch.cat([x, t.repeat(x.shape[0])[:, None]], 1))
 
 
-def test_a_torchcfm_network_gives_what_its_own_wrapper_gives():
-    pytest.importorskip("torchcfm")
+@pytest.mark.xdist_group("torchcfm")
+def test_a_torchcfm_network_gives_what_its_own_wrapper_gives(torchcfm):
     torchdiffeq = pytest.importorskip("torchdiffeq")
     from torchcfm.models.models import MLP
 
@@ -67,8 +67,8 @@ def test_a_network_with_a_model_inside_is_not_taken_for_a_wrapper():
     torch.testing.assert_close(from_torchcfm(net)(x, 0.5), net(torch.full((4,), 0.5), x))
 
 
-def test_a_torchcfm_unet_gives_what_it_gives_with_its_own_order_of_arguments():
-    pytest.importorskip("torchcfm")
+@pytest.mark.xdist_group("torchcfm")
+def test_a_torchcfm_unet_gives_what_it_gives_with_its_own_order_of_arguments(torchcfm):
     from torchcfm.models.unet.unet import UNetModelWrapper
 
     net = UNetModelWrapper(
@@ -89,8 +89,8 @@ def test_a_torchcfm_unet_gives_what_it_gives_with_its_own_order_of_arguments():
     assert float(found.detach().abs().max()) > 0
 
 
-def test_torchcfms_path_is_the_rooms():
-    pytest.importorskip("torchcfm")
+@pytest.mark.xdist_group("torchcfm")
+def test_torchcfms_path_is_the_rooms(torchcfm):
     from torchcfm.conditional_flow_matching import ConditionalFlowMatcher, VariancePreservingConditionalFlowMatcher
 
     from cameraready.flows import CosinePath, LinearPath
