@@ -64,6 +64,7 @@ def test_the_flow_of_the_page_is_understood_and_found_out(tmp_path, monkeypatch)
     from cameraready.evidence import SpecError
     from cameraready.evidence.specs import parse
     from cameraready.flows._workload import ACCEPTS, open_flow
+    from cameraready.flows.cfo import study as cfo
 
     (code,) = re.findall(r"```python\n(# in mine.py.*?)```", TEXT, re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
@@ -74,6 +75,9 @@ def test_the_flow_of_the_page_is_understood_and_found_out(tmp_path, monkeypatch)
         spec = parse("mine:flow", shipped=(), accepts=ACCEPTS)
         problem = open_flow(spec)
         assert (problem.name, problem.shape, len(problem.data)) == ("mine", (2,), 2_000)
+        (more,) = re.findall(r"```python\n(# also in mine.py.*?)```", TEXT, re.DOTALL)
+        exec(more, vars(mine))
+        assert cfo.STUDY.open(parse("mine:task", shipped=(), accepts=cfo.STUDY.accepts)) is not None
         monkeypatch.setattr(mine, "velocity_of", lambda predict, direction: lambda x, t, y=None: predict(x, t))
         with pytest.raises(SpecError, match="direction"):
             open_flow(spec)

@@ -1,5 +1,8 @@
 """Guidance told from what a pipeline's network returned: any weighted sum, any number of calls, and what is refused."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,9 @@ from torch import nn
 pytestmark = pytest.mark.torch
 pytest.importorskip("diffusers")
 
-from cameraready.flows.ba_solver import BAScheduler, MLPSideNet  # noqa: E402
+from diffusers import FlowMatchEulerDiscreteScheduler  # noqa: E402
+
+from cameraready.flows.ba_solver import BAScheduler, MLPSideNet, SideNet  # noqa: E402
 from cameraready.flows.ba_solver.quadrature import closed_rule  # noqa: E402
 from tests.flows.ba_pipelines import seeded  # noqa: E402
 
@@ -70,3 +75,25 @@ def test_what_cannot_be_told_apart_is_refused_with_a_sentence():
     scheduler = stepping(side, network)
     with pytest.raises(ValueError, match="as the network gives it"):
         scheduler.step(network(torch.cat([x, x], 1))[:, :50], scheduler.timesteps[0], x)
+
+
+@pytest.mark.parametrize("name", ["unet", "transformer"])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_a_refusal_names_the_network_that_there_is_and_the_labels_that_it_needs(name, classes):
+    side = SideNet(2, width=8, depth=1, heads=0, classes=classes)
+    pipe = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler(), **{name: nn.Identity()})
+    named = ", labels='class_labels'" if classes else ""
+    x = torch.ones(1, 2, 4, 4)
+    loaded = BAScheduler(side=side)
+    attached = BAScheduler.attach(pipe, side, labels="class_labels" if classes else None)
+    attached.unwatch()
+    for scheduler, ways in (
+        (loaded, f"scheduler.watch(pipe.transformer{named}) or scheduler.watch(pipe.unet{named}), whichever"),
+        (attached, f"scheduler.watch(pipe.{name}{named});"),
+    ):
+        scheduler.set_timesteps(3)
+        with pytest.raises(ValueError, match=re.escape(f"BAScheduler.attach(pipe, side{named}) or {ways}")):
+            scheduler.step(x, scheduler.timesteps[0], x)
+        if classes:
+            with pytest.raises(ValueError, match=re.escape(f"scheduler.watch(pipe.{name}{named})")):
+                scheduler.watch(pipe)

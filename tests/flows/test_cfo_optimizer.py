@@ -88,10 +88,13 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, kind, stop):
         if stop == "between rounds" and line.startswith("round 2"):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         fit(GaussianFlow(STEPS), cfo, constraint=interrupting, checkpoint=tmp_path / "run", progress=say)
     done = len(json.loads((tmp_path / "run" / "run.json").read_text())["rounds"]) - 1
     assert done == (2 if stop == "between rounds" else 1)
+    assert interrupted.value.__notes__ == [
+        f"fit was interrupted after round {done} of 3, which {tmp_path / 'run'} holds; call fit again with the same arguments to go on"
+    ]
     said = []
     resumed = fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path / "run", generator=generator(77), progress=said.append)
     assert said[0].startswith(f"went on after round {done}")
@@ -101,7 +104,21 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, kind, stop):
     ]
     assert torch.equal(weights(resumed.model_of(1)), weights(whole.model_of(1)))
     again = fit(GaussianFlow(STEPS), cfo, checkpoint=tmp_path / "run", progress=said.append)  # ended: nothing is run
+    assert said[-1].startswith("as it was after round 3 of ")
     assert torch.equal(weights(again.model), weights(whole.model))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interruption_that_leaves_nothing_says_so(tmp_path, kept):
+    def interrupting(self, *a, **k):
+        raise KeyboardInterrupt
+
+    broken = type("Broken", (AdjointMatching,), {"solve": interrupting})
+    cfo = ConstrainedFlowOptimizer(solver(broken), kl_samples=0)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        fit(GaussianFlow(STEPS), cfo, n_mc=20, checkpoint=tmp_path / "run" if kept else None)
+    words = f"nothing is kept in {tmp_path / 'run'} yet" if kept else "give checkpoint=FOLDER"
+    assert words in interrupted.value.__notes__[0]
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

@@ -68,6 +68,20 @@ def test_at_the_exact_map_the_mean_gradient_vanishes_and_beside_it_points_back(d
     assert mean > 4 * error + 1e-3
 
 
+def test_what_is_taught_is_the_teachers_flow_also_where_the_data_have_another():
+    far = noise(64, 2, seed=6) * 3 - 2
+    for distill, taught in (("esd", True), ("lsd", True), ("psd", True), ("mf", False)):
+        trainer = MFMTrainer(
+            MetaFlowMap(GaussianBackbone()),
+            DATA.velocity(),
+            distill=distill,
+            batch=64,
+            adaptive=(0.0, 0.0),
+            data_std=None,
+        )
+        assert (trainer.loss(far).item() < 1e-12) is taught, distill
+
+
 def test_without_a_teacher_weights_that_depend_on_the_error_are_off():
     mfm = MetaFlowMap(MapMLP(2, width=8, depth=1))
     assert MFMTrainer(mfm, DATA.velocity()).adaptive == (0.5, 0.5)

@@ -11,7 +11,16 @@ from cameraready.flows import CosinePath, LinearPath
 from cameraready.flows._toy.distances import energy_distance
 from cameraready.flows._toy.mixtures import GaussianMixture
 from cameraready.flows._toy.networks import MLPVelocity, TinyDiT, UNet
-from cameraready.flows.meta_flow_maps import FlowBackbone, MapMLP, MetaFlowMap, MFMTrainer, inner_velocity
+from cameraready.flows.meta_flow_maps import (
+    FlowBackbone,
+    MapMLP,
+    MetaFlowMap,
+    MFMTrainer,
+    PosteriorFlow,
+    Steered,
+    finetune,
+    inner_velocity,
+)
 from tests.flows.mfm_exact import F64, GaussianBackbone, generator, noise
 
 pytestmark = pytest.mark.torch
@@ -176,3 +185,37 @@ def test_the_perceptron_begins_as_the_exact_map_of_a_gaussian(path):
         for s, u in ((0.0, 1.0), (0.2, 0.7), (0.5, 0.5005), (0.3, 0.3)):
             found, truth = (m.average_velocity(s, u, y, t, x) for m in (mfm, exact))
             torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-6)
+
+
+class Plain(nn.Module):
+    """A velocity of x and t alone, as most are."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = MLPVelocity(2, width=8, depth=1)
+
+    def forward(self, x, t):
+        return self.inner(x, t)
+
+
+def test_velocities_without_labels_will_do_everywhere():
+    x, network = noise(8, 2, dtype=torch.float32), Plain()
+    mfm = MetaFlowMap(FlowBackbone(network, (2,), ["inner.layers.0"]))
+    MFMTrainer(mfm, network, batch=8).step(x)
+    flow = PosteriorFlow(network, steps=2)
+    assert Steered(flow, lambda x1: x1[:, 0], n=2).sample((3, 2), steps=2, noise=x[:3]).x.shape == (3, 2)
+    tuned = finetune(network, flow, lambda x1: x1[:, 0], data=x, steps=1, batch=8)
+    assert tuned.network(x, 0.5).shape == x.shape
+    label = torch.zeros(8, dtype=torch.long)
+    with pytest.raises(TypeError):
+        flow.sample_posterior(x, 0.5, label=label)
+
+
+@pytest.mark.parametrize("steps", [16, 256])
+def test_more_steps_in_half_precision_do_no_harm(steps):
+    v = PAIR.velocity()
+    flow = PosteriorFlow(v, steps=steps, method="euler")
+    eps, x = noise(1, 200, 1, seed=1).bfloat16(), noise(200, 1, seed=2).bfloat16()
+    found = flow.sample_posterior(x, 0.5, noise=eps)
+    exact = flow.sample_posterior(x.double(), 0.5, noise=eps.double())
+    assert float((found.double() - exact).square().mean().sqrt()) < 0.01

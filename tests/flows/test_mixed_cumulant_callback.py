@@ -273,3 +273,11 @@ def test_steps_run_forwards(callback):
         callback.evaluate(exact(), 4)
     assert callback.passages()[0].snr == pytest.approx((0.3 / 0.7) ** 2)
     assert np.isfinite([row["data"] for row in callback.history]).all()
+
+
+def test_an_argument_that_is_none_is_told_with_those_of_the_callback():
+    with pytest.raises(
+        TypeError, match=r"SimplicityBiasCallback has no argument 'typo'; it takes data, clone, times.*direction"
+    ) as told:
+        SimplicityBiasCallback(drawn(200), typo=3)
+    assert "velocity_of" not in str(told.value)

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
 from numpy.polynomial import hermite_e
 from scipy.stats import norm
 
@@ -261,3 +263,19 @@ def test_strong_spikes_do_not_move_the_unit():
 def test_data_that_tell_nothing_are_refused(X, direction, options, words):
     with pytest.raises(ValueError, match=words):
         empirical_exponent(X, direction, **options)
+
+
+def test_images_get_clear_words_and_then_an_exponent_that_names_what_it_passes_over():
+    """The first component of digits is skewed, which tanh, being odd, does not hear."""
+    X = load_digits().images
+    with pytest.raises(ValueError, match=r"\(images have none\): use whiten=True.*principal components"):
+        empirical_exponent(X, np.ones(64))
+    with pytest.raises(ValueError, match=r"as images do.*pca.components_ @ direction"):
+        empirical_exponent(X, np.ones(64), whiten=True)
+    found = empirical_exponent(PCA(20, random_state=0).fit_transform(X.reshape(-1, 64)), np.eye(20)[0], whiten=True)
+    assert found.exponent.order == 4
+    assert found.seen[3]
+    assert "degree 3, 5 differs from a Gaussian's and is passed over: the activation 'tanh' does not" in str(found)
+    assert "degree 2 is taken out by whiten=True" in found.exponent.reason
+    assert "degree 2 could not" not in found.exponent.reason
+    assert "1: 0 by construction, 2: 0 by construction, 3: " in str(found)

@@ -25,6 +25,9 @@ from cameraready.flows.ba_solver.watching import Recorder, reading_of
 #: Pipelines look in a component's own module for the base class that says how to load it.
 __all__ = ["BAScheduler", "SchedulerMixin"]
 
+#: What pipelines call the network that gives the velocity.
+NETWORKS = ("transformer", "transformer_2", "unet")
+
 
 class BAScheduler(WithSide, FlowMatchEulerDiscreteScheduler):
     """A diffusers scheduler that takes bi-anchor steps: as many network evaluations as steps, no other change to the pipeline.
@@ -94,6 +97,7 @@ class BAScheduler(WithSide, FlowMatchEulerDiscreteScheduler):
             )
         self._settings = BAConfig(nodes=nodes, anchors=anchors, gauss_nodes=gauss_nodes, probe_chunk=probe_chunk)  # type: ignore[arg-type]
         self._recorder = Recorder()
+        self._networks: list[str] = []
         self._side: Side | None = None
         self._begin: int | None = None
         self._first = 0
@@ -143,17 +147,18 @@ class BAScheduler(WithSide, FlowMatchEulerDiscreteScheduler):
         ValueError
             The pipeline has no network by these names, or another kind of scheduler.
         """
-        networks = [getattr(pipe, name, None) for name in ("transformer", "transformer_2", "unet")]
-        networks = [network for network in networks if isinstance(network, nn.Module)]
+        found = {name: getattr(pipe, name, None) for name in NETWORKS}
+        networks = {name: network for name, network in found.items() if isinstance(network, nn.Module)}
         if not networks:
             raise ValueError(
                 f"{type(pipe).__name__} has neither transformer nor unet; make the scheduler with from_config(pipe.scheduler.config, side=side) and watch its network"
             )
         before = pipe.scheduler
         scheduler = cls.from_config(before.config, side=side, **settings)
+        scheduler._networks = list(networks)
         if isinstance(before, BAScheduler):
             before.unwatch()
-        for network in networks:
+        for network in networks.values():
             scheduler.watch(network, labels)
         pipe.scheduler = scheduler
         return scheduler
@@ -177,11 +182,24 @@ class BAScheduler(WithSide, FlowMatchEulerDiscreteScheduler):
         self._recorder.watch(network, labels)
 
     def _refuse_classes(self) -> None:
-        if isinstance(self._side, _Side) and self._side.settings.get("classes"):
+        if self._has_classes:
             raise ValueError(
                 "this SideNet was trained with classes, and a scheduler does not see labels: name the argument by which the network gets them, "
-                "as in BAScheduler.attach(pipe, side, labels='class_labels'), or train a SideNet with classes=0"
+                f"as in {self._ways}, or train a SideNet with classes=0"
             )
+
+    @property
+    def _has_classes(self) -> bool:
+        return isinstance(self._side, _Side) and bool(self._side.settings.get("classes"))
+
+    @property
+    def _ways(self) -> str:
+        """The calls by which this scheduler gets to see its network, with labels where its SideNet has classes."""
+        labels = ", labels='class_labels'" if self._has_classes else ""
+        watched = [f"scheduler.watch(pipe.{name}{labels})" for name in self._networks or ("transformer", "unet")]
+        joined = (" and " if self._networks else " or ").join(watched)
+        told = "" if self._networks else ", whichever the pipeline has"
+        return f"BAScheduler.attach(pipe, side{labels}) or {joined}{told}"
 
     def unwatch(self) -> None:
         """Take the hooks off again."""
@@ -324,6 +342,6 @@ class BAScheduler(WithSide, FlowMatchEulerDiscreteScheduler):
         if not self._recorder.networks:
             raise ValueError(
                 "a scheduler sees velocities only after guidance, and the SideNet must see them before: let it watch the network, by "
-                "BAScheduler.attach(pipe, side) or scheduler.watch(pipe.transformer); where the pipeline does not guide, make it with unguided=True"
+                f"{self._ways}; where the pipeline does not guide, make it with unguided=True"
             )
         return reading_of(model_output, answers, sign, dtype)

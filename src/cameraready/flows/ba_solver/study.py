@@ -40,6 +40,7 @@ from cameraready.flows.ba_solver.experiment.flows import (
     Flow,
     cached_side,
     open_workload,
+    ready,
 )
 
 RUNS = 10
@@ -57,19 +58,20 @@ def plan(tier: str, workload: str) -> Iterator[dict[str, Any]]:
 
 
 def trial(workload: Any, ctx: Context, *, part: str, **condition: Any) -> list[dict[str, Any]]:
-    return list(getattr(trials, part)(workload, ctx, **condition))
+    return list(getattr(trials, part)(ready(workload), ctx, **condition))
 
 
 def prepare(workload: Any, ctx: Context) -> Mapping[str, Any]:
-    return trials.prepared(workload, ctx)
+    return trials.prepared(ready(workload), ctx)
 
 
 def component(workload: Any) -> Any:
     """`ba_sample` with the workload's velocity and, for the room's networks, their SideNet."""
-    if not isinstance(workload, Flow):
+    flow = ready(workload)
+    if not isinstance(flow, Flow):
         return ba_sample
-    side = cached_side(workload) if workload.name in DIGITS else None
-    return partial(ba_sample, workload.raw, side, config=workload.config)
+    side = cached_side(flow) if flow.name in DIGITS else None
+    return partial(ba_sample, flow.raw, side, config=flow.config)
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

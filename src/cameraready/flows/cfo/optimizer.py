@@ -149,9 +149,9 @@ class ConstrainedFlowOptimizer:
         generator : torch.Generator, optional
             Of all that is drawn; by default a new one with seed 0, on the CPU.
         checkpoint : path, optional
-            A folder. After each round the network, multipliers and generator are written to it; a run that finds one goes on after its last round, to the same
-            bits as without the interruption (on the same machine), with the generator as it was then, whatever the one given. One that has as many rounds or more comes back as it
-            is. Model, settings, and what reward and constraint say of a few states must be the same (functions that answer at random are not compared).
+            A folder; without one an interruption loses all rounds. After each round the network, multipliers and generator are written to it; a run that finds
+            one goes on after its last round, to the same bits as without the interruption (on the same machine), with the generator as it was then, whatever
+            the one given. One that has as many rounds or more comes back as it is. Model, settings, and what reward and constraint say of a few states must be the same (functions that answer at random are not compared).
         progress : bool or callable
             True: one line a round on stderr if that is a terminal. A callable gets each line.
 
@@ -165,6 +165,8 @@ class ConstrainedFlowOptimizer:
             A sentence that says which argument is wrong; a reward without gradient for a solver that needs one; a checkpoint of another run.
         FloatingPointError
             Velocities, losses, or all rewards of a batch are not finite.
+        KeyboardInterrupt
+            On Ctrl-C, with a note that says after which round, and how to go on from `checkpoint`, which holds that round. The model given is as it was.
         """
         if isinstance(kl, bool) or not isinstance(kl, numbers.Real) or not (math.isfinite(kl) and kl > 0):
             raise ValueError(f"kl must be above 0 (without a KL term the optimum is a point mass), got {kl!r}")
@@ -196,42 +198,51 @@ class ConstrainedFlowOptimizer:
             drawn.set_state(loaded["generator"])
             if history:
                 policy.load_state_dict(states[history[-1].round])
-            say(f"went on after round {len(history)} of {checkpoint}")
+            there = f"after round {len(history)} of {checkpoint}"
+            say(f"went on {there}" if len(history) < rounds else f"as it was {there}: {rounds} rounds asked for, none left to run")
         else:
             x, weights = self.solver.draw(base, n_mc, drawn)
             pretrained = round_of(0, scored(lagrangian, x), weights, lagrangian.bound, self.slack)
             states[0] = base.state_dict()
             say(str(pretrained))
         stopped = "all rounds"
-        while len(history) < rounds:
-            if self._converged([pretrained, *history]):
-                stopped = "converged"
-                break
-            told = self.solver.solve(policy, base, lagrangian, kl=float(kl), steps=inner_steps, generator=drawn)
-            x, weights = self.solver.draw(policy, n_mc, drawn)
-            scores = scored(lagrangian, x)
-            update = lagrangian.update(scores.constraint, weights=weights, valid=scores.valid)
-            divergence = self.solver.divergence(policy, base, self.kl_samples, drawn)
-            history.append(
-                round_of(
-                    update.round,
-                    scores,
-                    weights,
-                    lagrangian.bound,
-                    self.slack,
-                    divergence=divergence,
-                    update=update,
-                    told=told,
+        kept = len(history)
+        try:
+            while len(history) < rounds:
+                if self._converged([pretrained, *history]):
+                    stopped = "converged"
+                    break
+                told = self.solver.solve(policy, base, lagrangian, kl=float(kl), steps=inner_steps, generator=drawn)
+                x, weights = self.solver.draw(policy, n_mc, drawn)
+                scores = scored(lagrangian, x)
+                update = lagrangian.update(scores.constraint, weights=weights, valid=scores.valid)
+                divergence = self.solver.divergence(policy, base, self.kl_samples, drawn)
+                history.append(
+                    round_of(
+                        update.round,
+                        scores,
+                        weights,
+                        lagrangian.bound,
+                        self.slack,
+                        divergence=divergence,
+                        update=update,
+                        told=told,
+                    )
                 )
-            )
-            states[update.round] = policy.state_dict()
-            best = self._best(history, kl)
-            if self.keep == "best":
-                wanted = {0, update.round} | ({best.round} if best else set())
-                states = {number: state for number, state in states.items() if number in wanted}
-            if saved is not None:
-                saved.save([asdict(each) for each in (pretrained, *history)], states, lagrangian.state_dict(), drawn)
-            say(str(history[-1]))
+                states[update.round] = policy.state_dict()
+                best = self._best(history, kl)
+                if self.keep == "best":
+                    wanted = {0, update.round} | ({best.round} if best else set())
+                    states = {number: state for number, state in states.items() if number in wanted}
+                if saved is not None:
+                    saved.save(
+                        [asdict(each) for each in (pretrained, *history)], states, lagrangian.state_dict(), drawn
+                    )
+                    kept = len(history)
+                say(str(history[-1]))
+        except KeyboardInterrupt as interruption:
+            interruption.add_note(_interrupted(kept if saved is not None else len(history), rounds, checkpoint))
+            raise
         restore = _restorer(self.solver, base, model)
         return CFOResult(
             model=restore(states[history[-1].round]),
@@ -291,6 +302,15 @@ def _probed(lagrangian: AugmentedLagrangian, solver: Solver, base: Policy) -> li
         scores = scored(lagrangian, x[:8])
         found.append([scores.reward.tolist(), *scores.constraint.T.tolist()])
     return found[0] if found[0] == found[1] else None
+
+
+def _interrupted(done: int, rounds: int, checkpoint: str | FilePath | None) -> str:
+    """What Ctrl-C leaves, in a sentence."""
+    if checkpoint is None:
+        return f"fit was interrupted after round {done} of {rounds}; nothing is kept, since it had no checkpoint: give checkpoint=FOLDER, and it can go on"
+    if not done:
+        return f"fit was interrupted before round 1 of {rounds} was done; nothing is kept in {checkpoint} yet, and it begins anew"
+    return f"fit was interrupted after round {done} of {rounds}, which {checkpoint} holds; call fit again with the same arguments to go on"
 
 
 def _teller(progress: bool | Progress) -> Progress:

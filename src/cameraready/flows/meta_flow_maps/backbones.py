@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cameraready.flows._paths import LinearPath, Path, time_like
 from cameraready.flows._toy.networks import MLPVelocity, convolution, linear, seeded
-from cameraready.flows.meta_flow_maps.inner import inner_flow
+from cameraready.flows.meta_flow_maps.inner import ask, inner_flow
 
 #: Weights that a conditioner for outputs other than feature maps may have before one of the user's own is asked for.
 LARGEST = 16_000_000
@@ -79,7 +79,7 @@ class FlowBackbone(nn.Module):
             for name, conditioner in zip(self.layers, self.conditioners, strict=True):
                 term = conditioner(seen, features)
                 handles.append(modules[name].register_forward_hook(_adding(term)))
-            b = self.network(flow.merged(x, y).to(y.dtype), flow.time.reshape(-1).to(y.dtype), label)
+            b = ask(self.network, flow.merged(x, y).to(y.dtype), flow.time.reshape(-1).to(y.dtype), label)
         finally:
             for handle in handles:
                 handle.remove()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cameraready.flows._paths import Path, time_like
-from cameraready.flows.meta_flow_maps.inner import Velocity
+from cameraready.flows.meta_flow_maps.inner import Velocity, ask
 from cameraready.flows.meta_flow_maps.progress import progress_bar
 from cameraready.flows.meta_flow_maps.rewards import CountedReward, Reward, log_mean_exp
 from cameraready.flows.meta_flow_maps.trainer import Data, batches_of
@@ -151,8 +151,8 @@ def finetune(
             t, x = noised(x1, mfm.path, generator)
             weight, pull = drawn(mfm, counted, x, t, label, offset, method, generator)
             with torch.no_grad():
-                base = velocity(x, t, label)
-            now = network(x, t, label)
+                base = ask(velocity, x, t, label)
+            now = ask(network, x, t, label)
             target, emphasis = target_of(
                 now.detach(), base, x, t, weight, pull, path=mfm.path, sigma=sigma, method=method, max_gain=max_gain
             )

@@ -111,10 +111,11 @@ class MetaFlowMap(nn.Module):
         """
         check_times(t)
         y, x, t, label = repeated(x_t, t, n, label, generator, noise)
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
         for s, u in _grid(1 if steps is None else steps):
             y = self(s, u, y, t, x, label)
         check_finite(y, t, "a posterior draw")
-        return y.reshape(n, *x_t.shape)
+        return y.to(x_t.dtype).reshape(n, *x_t.shape)
 
     def sample(
         self,

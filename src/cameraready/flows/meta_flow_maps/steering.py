@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cameraready.flows._paths import Path, Time, check_finite
-from cameraready.flows.meta_flow_maps.inner import Velocity, gaussian
+from cameraready.flows.meta_flow_maps.inner import Velocity, ask, gaussian
 from cameraready.flows.meta_flow_maps.progress import progress_bar
 from cameraready.flows.meta_flow_maps.rewards import CountedReward, Reward, effective, shares
 from cameraready.flows.meta_flow_maps.value import Posterior, value_gradient
@@ -88,7 +88,7 @@ class Steered:
     Raises
     ------
     ValueError
-        A setting out of range; with ``"grad"`` and ``"dps"`` a reward without a gradient.
+        A setting out of range; in `sample`, with ``"grad"`` and ``"dps"``, a reward without a gradient.
 
     References
     ----------
@@ -200,7 +200,8 @@ class Steered:
         if noise is not None and noise.shape != tuple(shape):
             raise ValueError(f"noise has shape {tuple(noise.shape)}, and samples of shape {tuple(shape)} are wanted")
         x = gaussian(tuple(shape), torch.zeros(()), generator) if noise is None else noise
-        work = torch.promote_types(x.dtype, torch.float32)
+        state = x.to(torch.promote_types(x.dtype, torch.float32))  # rounded for the networks only
+        work = state.dtype
         counted, self._asked, self._backward = self._counts(), 0, 0
         rewarded = self.reward.calls
         kept, sizes, clamps, pushed = [x], [], 0, False
@@ -217,11 +218,11 @@ class Steered:
                     drift = (b + push).to(work)
                     if self.dynamics == "sde":
                         drift = drift + (self._memoryless(x, t, later, b) + push).to(work)
-                moved = x.to(work) + (later - t) * drift
+                state = state + (later - t) * drift
                 if self.dynamics == "sde" and t > 0 and later < 1:
                     spread = (2 * gain(later, self.path) * (later - t)) ** 0.5
-                    moved = moved + spread * gaussian(tuple(shape), moved, generator)
-                x = moved.to(x.dtype)
+                    state = state + spread * gaussian(tuple(shape), state, generator)
+                x = state.to(x.dtype)
                 check_finite(x, later, "the steered state")
                 if trajectory:
                     kept.append(x)
@@ -248,9 +249,8 @@ class Steered:
 
     def _ask(self, x: Tensor, t: float, label: Tensor | None) -> Tensor:
         self._asked += len(x) if self._outside else 0
-        v = self._velocity(
-            x, torch.full((len(x),), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device), label
-        )
+        times = torch.full((len(x),), t, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        v = ask(self._velocity, x, times, label)
         check_finite(v, t)
         return v
 

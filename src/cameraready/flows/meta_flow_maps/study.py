@@ -164,7 +164,7 @@ STUDY = Study(
             1,
             part="d",
             paper="The same of the weights of modes.",
-            tested="Total variation between the modes of one-call draws and of the exact posterior below 0.1 (two exact samples of 256: see the arm `exact`).",
+            tested="Total variation between the modes of one-call draws and of the exact posterior below 0.1 (for draws of the exact posterior itself see the arm `exact`).",
             measure=average("weight_error", "mfm"),
             rule=below(0.1),
             where=pl.col("part") == "posterior",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cameraready.flows._paths import time_like
 from cameraready.flows.meta_flow_maps import losses
-from cameraready.flows.meta_flow_maps.inner import Velocity, gaussian, inner_velocity
+from cameraready.flows.meta_flow_maps.inner import Velocity, ask, gaussian, inner_velocity
 from cameraready.flows.meta_flow_maps.maps import MetaFlowMap
 from cameraready.flows.meta_flow_maps.progress import progress_bar
 
@@ -313,7 +313,7 @@ class MFMTrainer:
 
     def _guided(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:
         assert self.teacher is not None
-        plain = self.teacher(x, t, y)
+        plain = ask(self.teacher, x, t, y)
         if self.guidance == 1 or y is None:
             return plain
         null = torch.full_like(y, self.null_label)

@@ -110,9 +110,7 @@ def value_gradient(
     It is the exact gradient of an estimate that is too low by O(1 / n), and so has a bias of that order itself; it is consistent, which the
     gradient of the reward of the posterior mean (DPS) is not.
 
-    Parameters
-    ----------
-    As in `value_estimate`; `n` may be 1.
+    Parameters are those of `value_estimate`; `n` may be 1.
 
     Returns
     -------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,8 @@ class SimplicityBiasCallback:
     ------
     ValueError
         Times outside (0, 1), data of another shape than the clone, too few samples.
+    TypeError
+        An argument that neither this class nor `velocity_of` has.
 
     References
     ----------
@@ -132,6 +135,7 @@ class SimplicityBiasCallback:
         seed: int = 0,
         **reading: Any,
     ) -> None:
+        _check_reading(reading)
         data = data.detach().cpu() if isinstance(data, Tensor) else torch.as_tensor(data)
         if data.dim() < 2 or not data.is_floating_point() or min(len(data), samples) < 20:
             raise ValueError(
@@ -309,6 +313,17 @@ class SimplicityBiasCallback:
         t = self.times[i]
         return self.path.interpolate(self._data, self._noise[i], t), self.path.interpolate(
             self._clones, self._noise[i], t
+        )
+
+
+def _check_reading(reading: dict[str, Any]) -> None:
+    """Raise a TypeError that tells all arguments, for one that neither the callback nor `velocity_of` has."""
+    own = [p.name for p in inspect.signature(SimplicityBiasCallback).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    of_velocity = [name for name in inspect.signature(velocity_of).parameters if name not in ("model", *own)]
+    strange = [name for name in reading if name not in of_velocity]
+    if strange:
+        raise TypeError(
+            f"SimplicityBiasCallback has no argument {', '.join(map(repr, strange))}; it takes {', '.join(own)}, and to read the model {', '.join(of_velocity)}"
         )
 
 

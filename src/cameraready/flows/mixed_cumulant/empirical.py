@@ -31,7 +31,9 @@ class EmpiricalExponent:
 
     def __str__(self) -> str:
         degrees = ", ".join(
-            f"{k}: {m:.3g} +- {s:.2g}{'' if seen else ' (not told from 0)'}"
+            f"{k}: 0 by construction"
+            if s < 1e-12 and not seen
+            else f"{k}: {m:.3g} +- {s:.2g}{'' if seen else ' (not told from 0)'}"
             for k, (m, s, seen) in enumerate(zip(self.moments, self.standard_errors, self.seen, strict=True))
             if k
         )
@@ -68,7 +70,9 @@ def empirical_exponent(
     phi, snr, gain
         As in `diffusion_information_exponent`; one noise level.
     whiten : bool
-        Take out the whole covariance first, so that only what lies beyond the second order is left. Needs more samples than dimensions.
+        Take out the whole covariance first, so that only what lies beyond the second order is left: for images, and for any features whose variances fall off
+        without a level that many share. Needs more samples than dimensions and no constant or repeated features: reduce them by principal components first, as in
+        the example.
     max_order : int
         1 to 8.
     significance : float
@@ -78,6 +82,21 @@ def empirical_exponent(
     ------
     ValueError
         Shapes that do not fit, NaN, a zero direction, a covariance without a bulk, or too few samples to whiten.
+
+    Examples
+    --------
+    Images: 64 pixels, some of which never change, come to 20 principal components; a direction of pixels goes along.
+
+    >>> import numpy as np
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.decomposition import PCA
+    >>> X = load_digits().images.reshape(-1, 64)
+    >>> pca = PCA(20, random_state=0).fit(X)
+    >>> stroke = np.zeros((8, 8))
+    >>> stroke[1:7, 3:5] = 1.0
+    >>> found = empirical_exponent(pca.transform(X), pca.components_ @ stroke.ravel(), whiten=True)
+    >>> found.exponent.order
+    4
     """
     X = np.asarray(X.detach().cpu() if hasattr(X, "detach") else X, dtype=float)
     if X.ndim < 2 or len(X) < FEWEST:
@@ -109,7 +128,7 @@ def empirical_exponent(
     seen = np.abs(moments) > limit * errors + 1e-12
     seen[:2] = False
     if whiten:
-        seen[2] = False  # zero by construction
+        seen[2] = False  # zero by construction, also of the errors
     (a,), (s,) = noise_levels(snr)
     chosen = activation(phi)
     loss, off = loss_coefficients(chosen, a, s, gain, max_order)
@@ -117,8 +136,7 @@ def empirical_exponent(
     coupled = seen & (np.abs(loss) > np.maximum(1e-9, 10 * off))
     if coupled.any():
         k = int(np.argmax(coupled))
-        unsure = [str(j) for j in range(2, k) if not seen[j] and abs(loss[j]) > 1e-9]
-        reason = f"degree {', '.join(unsure)} could not be told from zero with {len(q)} samples" if unsure else ""
+        reason = _passed_over(chosen.name, loss, seen, coupled, k, len(q), whiten)
         sign = "attractive" if coefficients[k] < 0 else "repulsive"
         found = InformationExponent(k, float(coefficients[k]), sign, reason, coefficients, float(snr))
     else:
@@ -129,6 +147,22 @@ def empirical_exponent(
         )
         found = InformationExponent(math.inf, 0.0, "none", why, coefficients, float(snr))
     return EmpiricalExponent(found, moments, errors, seen, len(q))
+
+
+def _passed_over(
+    name: str, loss: np.ndarray, seen: np.ndarray, coupled: np.ndarray, k: int, n: int, whiten: bool
+) -> str:
+    """Why the order is `k` and no other: degrees below it that chance hides or whitening removed, and degrees that are there and do not count."""
+    unsure = [str(j) for j in range(2, k) if not seen[j] and abs(loss[j]) > 1e-9 and not (whiten and j == 2)]
+    deaf = [str(j) for j in range(2, len(seen)) if seen[j] and not coupled[j]]
+    parts = [f"degree {', '.join(unsure)} could not be told from zero with {n} samples"] if unsure else []
+    if whiten:
+        parts.append("degree 2 is taken out by whiten=True")
+    if deaf:
+        parts.append(
+            f"degree {', '.join(deaf)} differs from a Gaussian's and is passed over: the activation {name!r} does not couple to it"
+        )
+    return "; ".join(parts)
 
 
 def _projection(X: np.ndarray, direction: np.ndarray, whiten: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -142,7 +176,8 @@ def _projection(X: np.ndarray, direction: np.ndarray, whiten: bool) -> tuple[np.
         variances, axes = np.linalg.eigh(X.T @ X / n)
         if variances[0] <= 1e-10 * variances[-1]:
             raise ValueError(
-                "whitening needs a covariance of full rank: leave constant or repeated features out, or reduce the features first"
+                "whitening needs a covariance of full rank, and these data have constant or repeated features (as images do): leave them out, or give "
+                "the leading principal components, PCA(20).fit(X).transform(X), and the direction in them, pca.components_ @ direction"
             )
         q = X @ (axes @ ((axes.T @ direction) / np.sqrt(variances)))
         q /= q.std()
@@ -162,7 +197,8 @@ def _projection(X: np.ndarray, direction: np.ndarray, whiten: bool) -> tuple[np.
         bulk = (variances >= low * level) & (variances <= high * level)
         if level <= 0 or bulk.sum() < max(2, (d - 1) / 2):
             raise ValueError(
-                "the data have no bulk of directions with one variance, so that there is no unit to measure by: use whiten=True, on reduced features where some are constant"
+                "the data have no bulk of directions with one variance, so that there is no unit to measure by (images have none): use whiten=True, and where "
+                "features are constant or repeated on their leading principal components, as in the example of empirical_exponent"
             )
         level = float(variances[bulk].mean())
     parts = ((X @ axes[:, bulk]) ** 2).mean(1) / level

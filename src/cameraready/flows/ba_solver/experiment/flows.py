@@ -113,8 +113,8 @@ class Flow:
         ).side
 
 
-def open_workload(spec: Spec) -> Flow | str:
-    """A shipped flow, or the user's: an array, a table, or (velocity, data)."""
+def open_workload(spec: Spec) -> Flow | FlowProblem | str:
+    """A shipped flow, or the user's: an array, a table, or (velocity, data). Trains nothing: what has no velocity yet comes as it is, for `ready`."""
     made: Mapping[str, Callable[[], Any]] = {
         PLANE: lambda: _mixture(PLANE),
         SPACE: lambda: _mixture(SPACE),
@@ -124,7 +124,12 @@ def open_workload(spec: Spec) -> Flow | str:
         ORDERS: lambda: ORDERS,
     }
     found = open_flow(spec, made)
-    return _own(found) if isinstance(found, FlowProblem) else found
+    return _own(found) if isinstance(found, FlowProblem) and not found.needs_training else found
+
+
+def ready(workload: Flow | FlowProblem | str) -> Flow | str:
+    """What `open_workload` gave, with its velocity; the network of a table or an array is trained here, or read where this was done before."""
+    return _own(workload) if isinstance(workload, FlowProblem) else workload
 
 
 def _mixture(name: str) -> Flow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -75,11 +76,18 @@ def open_own(spec: Spec) -> OwnProblem:
         from cameraready.evidence.specs import load_object
 
         value = load_object(spec.name)
-        value = value() if callable(value) else value
+        if inspect.isfunction(value):
+            try:
+                value = value()
+            except Exception as error:  # the user's code, whatever it does
+                raise SpecError(f"{spec.name}() raised {type(error).__name__}: {error}; give {WANTED}") from error
     else:
         value = spec.value
-    if not isinstance(value, tuple) or len(value) not in (4, 5):
-        raise SpecError(f"give {WANTED}")
+    if not isinstance(value, tuple):
+        lacks = ", which has no reward, constraint and bound" if isinstance(value, FlowProblem) else ""
+        raise SpecError(f"give {WANTED}, not a {type(value).__name__}{lacks}")
+    if len(value) not in (4, 5):
+        raise SpecError(f"give {WANTED}, not a tuple of {', '.join(type(part).__name__ for part in value)}")
     flow, reward, constraint, bound, *rest = value
     if not callable(reward) or not callable(constraint):
         raise SpecError(f"reward and constraint must be functions; give {WANTED}")
@@ -113,7 +121,10 @@ def _of_table(spec: Spec) -> OwnProblem:
     from cameraready.evidence import SpecError
     from cameraready.evidence.specs import read_columns
 
-    features, roles = read_columns(spec, ["reward", "constraint"])
+    try:
+        features, roles = read_columns(spec, ["reward", "constraint"])
+    except SpecError as error:
+        raise SpecError(f"{error}. Or, from package.module:object, {WANTED}") from None
     strange = [str(name) for name in features.columns if features[name].dtype.kind not in "fiu"]
     if strange:
         raise SpecError(
