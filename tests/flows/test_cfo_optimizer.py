@@ -66,6 +66,7 @@ def test_the_model_given_is_left_alone_and_every_round_is_kept():
     with pytest.raises(ValueError, match=r"no network of round 9; rounds kept: \[0, 1, 2, 3\]"):
         found.model_of(9)
     assert str(found).startswith(f"{found.status} after 3 rounds")
+    assert str(found).endswith(" (feasible: E[c] - B at most 2 standard errors above 0)")
     best = fit(model, ConstrainedFlowOptimizer(solver(), kl_samples=20, keep="best", slack=50.0))
     assert torch.equal(weights(best.model), weights(found.model))
     assert set(best._states) == {0, best.best_feasible.round, 3}

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-from sklearn.decomposition import PCA
 from numpy.polynomial import hermite_e
 from scipy.stats import norm
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
 
 from cameraready.flows.mixed_cumulant import (
     MixedCumulant,

@@ -199,7 +199,11 @@ class ConstrainedFlowOptimizer:
             if history:
                 policy.load_state_dict(states[history[-1].round])
             there = f"after round {len(history)} of {checkpoint}"
-            say(f"went on {there}" if len(history) < rounds else f"as it was {there}: {rounds} rounds asked for, none left to run")
+            say(
+                f"went on {there}"
+                if len(history) < rounds
+                else f"as it was {there}: {rounds} rounds asked for, none left to run"
+            )
         else:
             x, weights = self.solver.draw(base, n_mc, drawn)
             pretrained = round_of(0, scored(lagrangian, x), weights, lagrangian.bound, self.slack)
@@ -252,6 +256,7 @@ class ConstrainedFlowOptimizer:
             pretrained=pretrained,
             best_feasible=self._best(history, kl),
             lagrangian=lagrangian,
+            slack=self.slack,
             _states=states,
             _restore=restore,
         )

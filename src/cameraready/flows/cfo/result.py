@@ -86,7 +86,8 @@ class CFOResult:
     Attributes
     ----------
     model : Any
-        The network after the last round, of the class, dtype and mode of the one given; of a model described by `velocity_of` and the like, the network inside.
+        The network after the last round, of the class, dtype and mode of the one given; of a model described by `velocity_of` and the like, the network
+        inside: to draw from it describe it again, ``sample(from_torchcfm(found.model), noise, steps=20)``.
     status : {"feasible", "not feasible within budget", "infeasible bound"}
         Of the last round. ``"infeasible bound"``: it is violated, lambda is at its floor and rho at its cap, so that nothing is left to raise.
     stopped : str
@@ -99,6 +100,8 @@ class CFOResult:
         Of the feasible rounds the one with the highest E[r] - alpha KL (E[r] where KL is not estimated); its network is ``model_of(best_feasible)``.
     lagrangian : AugmentedLagrangian
         Multipliers as they would go on.
+    slack : float
+        Standard errors above 0 at which G still counts as feasible.
     """
 
     model: Any
@@ -108,6 +111,7 @@ class CFOResult:
     pretrained: Round
     best_feasible: Round | None
     lagrangian: AugmentedLagrangian
+    slack: float
     _states: dict[int, dict[str, Tensor]] = field(repr=False)
     _restore: Callable[[dict[str, Tensor]], Any] = field(repr=False)
 
@@ -125,6 +129,7 @@ class CFOResult:
             *map(str, self.history),
         ]
         best = "none was feasible" if self.best_feasible is None else f"best feasible: round {self.best_feasible.round}"
+        best += f" (feasible: E[c] - B at most {self.slack:g} standard errors above 0)"
         return "\n".join([*lines, best])
 
 

