@@ -50,6 +50,7 @@ def untrained(monkeypatch, tmp_path):
         ("diffusion-information-exponent", ":kind"),
         ("cfo", ":reward=a,constraint=b"),
         ("meta-flow-maps", ""),
+        ("meta-flow-maps", ":kind"),
     ],
 )
 def test_a_dry_run_on_a_table_trains_nothing(untrained, method, columns, tier):

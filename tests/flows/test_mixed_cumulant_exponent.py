@@ -1,5 +1,7 @@
 """The exponent: Hermite coefficients, the loss identity, its coefficients against the loss itself, and a user's directions."""
 
+import doctest
+import importlib
 import math
 
 import numpy as np
@@ -279,3 +281,11 @@ def test_images_get_clear_words_and_then_an_exponent_that_names_what_it_passes_o
     assert "degree 2 is taken out by whiten=True" in found.exponent.reason
     assert "degree 2 could not" not in found.exponent.reason
     assert "1: 0 by construction, 2: 0 by construction, 3: " in str(found)
+
+
+@pytest.mark.parametrize("name", [pytest.param("callback", marks=pytest.mark.torch), "empirical"])
+def test_examples_say_what_they_print(name):
+    module = importlib.import_module(f"cameraready.flows.mixed_cumulant.{name}")
+    failed, tried = doctest.testmod(module)
+    assert tried > 0
+    assert failed == 0

@@ -55,7 +55,7 @@ TUNED = ("finetune", "finetune-weights", "reward-weighted", "constant-sigma", "n
 def open_workload(spec: Spec) -> Any:
     """A shipped name, or the user's flow, which is asked without labels."""
     workload = open_flow(spec, shipped=SHIPPED)
-    if not isinstance(workload, str) and workload.labels is not None:
+    if not isinstance(workload, str) and workload.labels is not None and not workload.needs_training:
         try:
             workload.velocity(workload.train[:2], 0.5)
         except TypeError as error:

@@ -116,7 +116,7 @@ class SimplicityBiasCallback:
     >>> import torch
     >>> data = torch.sign(torch.randn(400, 4, generator=torch.Generator().manual_seed(0)))
     >>> callback = SimplicityBiasCallback(data, times=(0.5,), kind="x1")
-    >>> callback.on_step(lambda x, t: torch.sign(x), step=10)[0]["data"] < callback.wiener_errors()[0]
+    >>> callback.on_step(lambda x, t: torch.tanh(2 * x), step=10)[0]["data"] < callback.wiener_errors()[0]
     True
     """
 
