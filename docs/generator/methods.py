@@ -18,7 +18,7 @@ from cameraready.citation import bibtex
 from cameraready.evidence.measures.paired import Ratio, VersusBest
 from cameraready.evidence.outcomes import Verdict
 from cameraready.evidence.report import render, tables
-from cameraready.evidence.report.page import claim_views, figure_views
+from cameraready.evidence.report.page import claim_views, figure_views, gallery_views
 from cameraready.evidence.report.saved import read_result
 from cameraready.evidence.results import Result
 from cameraready.evidence.rivals import Rival, rivals
@@ -85,6 +85,7 @@ def page(card: Card) -> str:
         result=result,
         claims=claim_views(result.study, result.claims_shown) if result else [],
         figures=figure_views(result) if result else [],
+        galleries=[each for each in gallery_views(result) if each.panels] if result else [],
         cost=tables.cost(result.study, result.rows) if result else None,
         rivals=rival_table(card, result) if result else None,
         level_name=result.study.answer.by if result and result.study.answer else "",

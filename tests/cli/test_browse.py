@@ -48,7 +48,8 @@ def test_find_by_what_is_used_today(cli):
     assert {card["slug"] for card in found} == {"loose", "shaky", "tidy"}
     nothing = cli("find", "--instead-of", "pandas")
     assert nothing.exit_code == 0
-    assert "numpy.sort" in nothing.stdout
+    assert "Replacements are known for parts of numpy." in nothing.stdout
+    assert "Did you mean numpy.sort?" in cli("find", "--instead-of", "numpy.sorts").stdout
 
 
 def test_a_search_for_nothing_is_a_usage_error(cli):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,15 @@ TASKS = {
     "posttraining": "arithmetic, countdown, subset_sum or reasoning_gym:NAME",
 }
 OBJECTS = {
+    (
+        "flows",
+        "table",
+    ): "a table of numbers whose rows are the data (data.csv), or with a column that is their labels (data.csv:COLUMN)",
+    (
+        "flows",
+        "object",
+    ): "package.module:object: an array of data, a pair (velocity, data), a cameraready.flows.FlowProblem, or a function that returns one",
+    ("flows", "value"): "from Python, the object itself (check(..., on=(velocity, data)))",
     (
         "posttraining",
         "object",
@@ -109,11 +119,23 @@ def find_methods(
         return
     out = terminal.console()
     if not found:
-        known = sorted({name for card in catalog() for name in card.instead_of})
-        more = f" Known replacements are for: {', '.join(known)}." if instead_of is not None and known else ""
+        more = "" if instead_of is None else _near(instead_of)
         out.print(terminal.paragraph(f"Nothing found.{more} `cameraready list` shows every method.", out.width))
         return
     terminal.print_methods(out, found, by_room=False)
+
+
+def _near(instead_of: str) -> str:
+    """What a name that nothing replaces was perhaps meant to be, or of which libraries parts are replaced."""
+    known = sorted({name for card in catalog() for name in card.instead_of})
+    parts = {part.casefold(): name for name in known for part in [name, *re.split(r"[ .]", name)] if len(part) > 3}
+    near = dict.fromkeys(
+        parts[part] for part in difflib.get_close_matches(instead_of.casefold(), parts, n=5, cutoff=0.85)
+    )
+    if near:
+        return f" Did you mean {' or '.join(near)}?"
+    libraries = sorted({name.partition(".")[0] for name in known if re.fullmatch(r"\w+(\.\w+)+", name)})
+    return f" Replacements are known for parts of {', '.join(libraries)}." if libraries else ""
 
 
 def show_method(

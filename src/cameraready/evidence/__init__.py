@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from cameraready.evidence.outcomes import Failure, Outcome, Trial, Verdict
     from cameraready.evidence.rules import Rule, above, always, below, within
     from cameraready.evidence.specs import Spec, SpecError
-    from cameraready.evidence.study import Answer, Claim, Cost, Figure, Peer, Study, Untested
+    from cameraready.evidence.study import Answer, Claim, Cost, Figure, Gallery, Peer, Study, Untested
 
 __all__ = [
-    "Answer", "Claim", "Context", "Cost", "Failure", "Figure", "Measure", "Outcome", "Peer", "Rule", "Spec", "SpecError",
+    "Answer", "Claim", "Context", "Cost", "Failure", "Figure", "Gallery", "Measure", "Outcome", "Peer", "Rule", "Spec", "SpecError",
     "Study", "Trial", "Untested", "Verdict", "above", "always", "average", "below", "difference", "growth",
     "interleave", "rank_correlation", "ratio", "ratio_of_sums", "versus_best", "violations", "win_rate", "within",
 ]  # fmt: skip
@@ -41,7 +41,7 @@ _HOMES = {
     "outcomes": ("Failure", "Outcome", "Trial", "Verdict"),
     "rules": ("Rule", "above", "always", "below", "within"),
     "specs": ("Spec", "SpecError"),
-    "study": ("Answer", "Claim", "Cost", "Figure", "Peer", "Study", "Untested"),
+    "study": ("Answer", "Claim", "Cost", "Figure", "Gallery", "Peer", "Study", "Untested"),
 }  # fmt: skip
 
 

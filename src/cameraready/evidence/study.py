@@ -160,6 +160,35 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Gallery:
+    """Pictures that trials returned (samples, trajectories, molecules), shown in the report arm by arm.
+
+    Parameters
+    ----------
+    picture : str
+        The column that holds them: an SVG document as text, or ``"data:image/png;base64,..."``; null in other rows. At most
+        100,000 characters each, and the shipped rows of a study have 200 kB in all.
+    alt : str
+        The column with what a screen reader says; empty: title and arm.
+    caption : str
+        The column with a line to stand below each.
+    workloads : sequence of str, optional
+        As for `Figure`.
+    per_arm : int
+        At most so many for each arm and workload, in the order of the rows.
+    """
+
+    title: str
+    picture: str = "picture"
+    alt: str = ""
+    caption: str = ""
+    source: str = ""
+    where: pl.Expr | None = None
+    workloads: Sequence[str] | None = None
+    per_arm: int = 8
+
+
+@dataclass(frozen=True)
 class Answer:
     """How the first line of a finished run is made.
 
@@ -285,6 +314,7 @@ class Study:
     claims: Sequence[Claim | Untested] = ()
     answer: Answer | None = None
     figures: Sequence[Figure] = ()
+    galleries: Sequence[Gallery] = ()
     seeds: Mapping[Tier, int] = field(default_factory=lambda: {"smoke": 1, "desk": 1, "full": 1})
     prepare: Callable[[Any, Context], Mapping[str, Any]] | None = None
     alone: bool | Callable[[Condition], bool] = False

@@ -4,11 +4,12 @@ import json
 import re
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from cameraready.evidence.outcomes import Failure
 from cameraready.evidence.report import render, render_summary, write_index
-from cameraready.evidence.study import Figure
+from cameraready.evidence.study import Figure, Gallery
 from tests import browser
 from tests.evidence.report_runs import a_result, a_study
 
@@ -21,16 +22,23 @@ LONG = "/data/customers/2026/a-very-long-name-of-a-table-with-many-words.csv:the
 
 
 def crowded():
-    """A run with long names, many arms, a failure with a traceback, and a figure on text."""
-    study = a_study(figures=[*a_study().figures, Figure("Error by table", "workload", "mse", log_x=False)])
+    """A run with long names, many arms, a failure with a traceback, a figure on text, and pictures."""
+    study = a_study(
+        figures=[*a_study().figures, Figure("Error by table", "workload", "mse", log_x=False)],
+        galleries=[Gallery("What was drawn", caption="below")],
+    )
     result = a_result((LONG, "digits"), own=True, study=study, command=f"cameraready run oddshap --on {LONG}")
+    drawn = '<svg xmlns="http://www.w3.org/2000/svg" width="90" height="90"><circle cx="45" cy="45" r="40"/></svg>'
+    rows = result.rows.with_columns(picture=pl.lit(drawn), below=pl.lit("C1=CC=C(C=C1)" * 8))
     error = (
         "Traceback (most recent call last):\n"
         + "  File somewhere, line 1, in a_function\n" * 30
         + "ValueError: "
         + LONG
     )
-    return replace(result, failures=[*result.failures, Failure(LONG, "kernel", "1", 0, {"budget": 3}, "raised", error)])
+    return replace(
+        result, rows=rows, failures=[*result.failures, Failure(LONG, "kernel", "1", 0, {"budget": 3}, "raised", error)]
+    )
 
 
 @pytest.fixture(scope="session")

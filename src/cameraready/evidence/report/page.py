@@ -22,6 +22,7 @@ from markupsafe import Markup
 from cameraready.evidence.outcomes import Verdict
 from cameraready.evidence.report import charts, drawing, forest, tables, wording
 from cameraready.evidence.report.curves import Panel, Style, arm_styles, figure_panels, in_curves_order, swatch
+from cameraready.evidence.report.galleries import GalleryView, gallery_view
 from cameraready.evidence.report.outlook import outlook
 from cameraready.evidence.study import Claim, Figure, Study, Untested
 
@@ -78,6 +79,7 @@ def render_page(result: Result) -> str:
         figures=[figure for figure in figures if not figure.elsewhere],
         figures_elsewhere=[figure.title for figure in figures if figure.elsewhere],
         whose=_whose(result, [f for f, view in zip(result.study.figures, figures, strict=True) if view.elsewhere]),
+        galleries=[gallery for gallery in gallery_views(result) if gallery.panels],
         cost=tables.cost(result.study, result.rows),
         failures=tables.failure_groups(result.failures),
         failures_shown=FAILURES_SHOWN,
@@ -216,9 +218,7 @@ def _outlooks(claim: Claim, verdicts: list[Verdict]) -> list[tuple[str, str]]:
 def figure_views(result: Result) -> list[FigureView]:
     """The study's figures, drawn from the rows; one that cannot be drawn says why."""
     study, rows = result.study, result.rows
-    known = rows[study.arms].drop_nulls() if study.arms in rows.columns else pl.Series(dtype=pl.String)
-    arms = known.cast(pl.String).unique(maintain_order=True).to_list()
-    styles = arm_styles(study, arms)
+    styles = _styles(result)
     views = []
     for number, figure in enumerate(study.figures, start=1):
         left_out = ""
@@ -233,6 +233,18 @@ def figure_views(result: Result) -> list[FigureView]:
         elsewhere = not panels and (_all_own(result) or _is_about_others(figure, result))
         views.append(FigureView(figure.title, figure.source, x_title, y_title, panels, legend, left_out, elsewhere))
     return views
+
+
+def gallery_views(result: Result) -> list[GalleryView]:
+    """The study's galleries, from the rows; one without pictures says why."""
+    styles = _styles(result)
+    return [gallery_view(gallery, result.study, result.rows, styles) for gallery in result.study.galleries]
+
+
+def _styles(result: Result) -> list[Style]:
+    study, rows = result.study, result.rows
+    known = rows[study.arms].drop_nulls() if study.arms in rows.columns else pl.Series(dtype=pl.String)
+    return arm_styles(study, known.cast(pl.String).unique(maintain_order=True).to_list())
 
 
 def _is_about_others(figure: Figure, result: Result) -> bool:

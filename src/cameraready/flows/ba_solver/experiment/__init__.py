@@ -1,0 +1,1 @@
+"""What the study runs: flows, arms, trials."""

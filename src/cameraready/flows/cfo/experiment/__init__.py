@@ -1,0 +1,1 @@
+"""The study's problems, arms and trials."""

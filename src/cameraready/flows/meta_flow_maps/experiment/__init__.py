@@ -1,0 +1,1 @@
+"""What the study of meta flow maps measures, and on what."""
