@@ -234,11 +234,11 @@ def test_shipped_rows_hang_together():
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b-instruct", "gemma-3-270m"])
-def test_a_real_model_keeps_its_logits_to_a_thousandth(name):
+def test_a_real_model_keeps_its_logits_to_a_thousandth():
+    """Gemma's; those of Qwen, which takes a minute and a half, are in the shipped results."""
     from cameraready.models import ModelError
 
-    workload = open_workload(Spec(name, "shipped", name))
+    workload = open_workload(Spec("gemma-3-270m", "shipped", "gemma-3-270m"))
     try:
         workload.model("cpu", "float32")
     except ModelError as error:
