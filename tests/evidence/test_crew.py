@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cameraready.evidence.execution.crew import Crew, Ending, Stop, Task
@@ -31,6 +35,27 @@ def test_an_undertaker_understands_many_voices_at_once() -> None:
         thread.join()
     undertaker.close()
     assert process.returncode == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs process groups")
+def test_a_worker_that_leads_no_group_yet_is_ended_and_a_stranger_is_not() -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    parent = f"import subprocess; p = subprocess.Popen({sleeps!r}); print(p.pid, flush=True); p.wait()"
+    undertaker = Undertaker()
+    newborn = subprocess.Popen(sleeps)
+    other = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    stranger = psutil.Process(int(other.stdout.readline()))  # no child of ours
+    try:
+        undertaker.bury(newborn.pid)
+        undertaker.bury(stranger.pid)
+        assert newborn.wait(timeout=10) == -signal.SIGKILL
+        assert stranger.is_running()
+    finally:
+        undertaker.close()
+        stranger.kill()
+        other.wait(timeout=10)
+        other.stdout.close()
 
 
 def test_a_task_whose_worker_was_gone_before_it_began_is_done_by_the_next_worker(tmp_path: Path) -> None:

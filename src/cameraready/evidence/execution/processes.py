@@ -80,8 +80,9 @@ class Undertaker:
         self._tell(f"+{pid}")
 
     def bury(self, pid: int) -> None:
-        """End a worker's whole process group at once."""
+        """End a worker's whole process group at once, or the worker alone where it was only just born and leads none yet."""
         kill_group(pid)
+        _kill_newborn(pid)
         self._tell(f"-{pid}")
 
     def close(self) -> None:
@@ -111,6 +112,16 @@ def kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # A worker that was only just born is not yet the leader of a group; then it has no children either.
         os.killpg(pid, signal.SIGKILL)
+
+
+def _kill_newborn(pid: int) -> None:
+    """Send SIGKILL to a child of this process; left to itself it would find its pool gone and end with a traceback."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.ppid() == os.getpid():  # else the worker is gone and its number may be somebody else's
+            process.kill()
 
 
 class WorkerContext(multiprocessing.context.SpawnContext):
