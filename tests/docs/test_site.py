@@ -139,7 +139,8 @@ def test_search_finds_the_method_from_a_folder_without_a_server(site, visit, wor
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_a_phone_or_has_an_error(site, visit, scheme):
     tab = visit(site / "index.html", scheme=scheme, width=360, height=800)
-    for path in pages_of(site):
+    pages = pages_of(site)
+    for path in pages if scheme == "light" else pages[::5]:  # colours change no width
         tab.goto(path.as_uri())
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360, path.name
     assert tab.said == []
