@@ -75,11 +75,7 @@ def figure_panels(
             hint = f"did you mean {' or '.join(near)}?" if near else "no row of this run has it"
             raise ValueError(f"figure {figure.title!r} needs column {column!r}; {hint}")
     table = rows if figure.where is None else rows.filter(figure.where)
-    if figure.workloads is not None:
-        wanted = set(figure.workloads)
-        if "own" in wanted:
-            wanted |= set(table["workload"]) - set(itertools.chain.from_iterable(study.workloads.values()))
-        table = table.filter(pl.col("workload").is_in(sorted(wanted)))
+    table = of_workloads(table, figure.workloads, study)
     table = table.filter(
         pl.col(figure.y).is_not_null() & pl.col(figure.x).is_not_null() & pl.col(study.arms).is_not_null()
     )
@@ -90,6 +86,16 @@ def figure_panels(
         curves = _curves(table.filter(pl.col("workload") == workload), figure, study)
         panels.append(_panel(figure, workload, curves, styles, f"figure-{number}-{index}"))
     return panels
+
+
+def of_workloads(table: pl.DataFrame, workloads: Sequence[str] | None, study: Study) -> pl.DataFrame:
+    """Rows of the workloads that a figure or gallery is about; ``"own"`` stands for all that the study does not ship, None for every one."""
+    if workloads is None:
+        return table
+    wanted = set(workloads)
+    if "own" in wanted:
+        wanted |= set(table["workload"]) - set(itertools.chain.from_iterable(study.workloads.values()))
+    return table.filter(pl.col("workload").is_in(sorted(wanted)))
 
 
 def _curves(table: pl.DataFrame, figure: Figure, study: Study) -> pl.DataFrame:

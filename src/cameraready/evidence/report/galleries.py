@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
-from cameraready.evidence.report.curves import Style
+from cameraready.evidence.report.curves import Style, of_workloads
 from cameraready.evidence.study import Gallery, Study
 
 #: What one picture may weigh in a page.
@@ -45,11 +44,7 @@ def gallery_view(gallery: Gallery, study: Study, rows: pl.DataFrame, styles: Seq
         return GalleryView(gallery.title, gallery.source, [], "no finished trial of this run made its pictures")
     table = rows if gallery.where is None else rows.filter(gallery.where)
     table = table.filter(pl.col(gallery.picture).is_not_null() & pl.col(study.arms).is_not_null())
-    if gallery.workloads is not None:
-        names = set(gallery.workloads)
-        if "own" in names:
-            names |= set(table["workload"]) - set(itertools.chain.from_iterable(study.workloads.values()))
-        table = table.filter(pl.col("workload").is_in(sorted(names)))
+    table = of_workloads(table, gallery.workloads, study)
     panels = []
     try:
         for workload in table["workload"].unique(maintain_order=True).to_list():
