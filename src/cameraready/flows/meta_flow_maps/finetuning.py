@@ -14,7 +14,7 @@ from cameraready.flows._paths import Path, time_like
 from cameraready.flows.meta_flow_maps.inner import Velocity, ask
 from cameraready.flows.meta_flow_maps.progress import progress_bar
 from cameraready.flows.meta_flow_maps.rewards import CountedReward, Reward, log_mean_exp
-from cameraready.flows.meta_flow_maps.trainer import Data, batches_of
+from cameraready.flows.meta_flow_maps.trainer import Data, batches_of, follow
 from cameraready.flows.meta_flow_maps.value import Posterior
 
 Sigma = Literal["exact"] | float | Callable[[Tensor], Tensor]
@@ -165,7 +165,7 @@ def finetune(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
             optimizer.step()
-            _follow(averaged, network, min(ema, step / (9 + step)))
+            follow(averaged, network, min(ema, step / (9 + step)))
             history.append(float(loss.detach()))
             shares += float(weight.sum() ** 2 / weight.square().sum() / len(weight))
             asked += 2 * len(x)
@@ -239,11 +239,3 @@ def target_of(
         shift = half * pull
     emphasis = (max_gain / half.clamp(min=max_gain)) ** 2
     return (base - (ratio - 1) * (now - base) + shift).to(x.dtype), emphasis.reshape(-1).to(x.dtype)
-
-
-@torch.no_grad()
-def _follow(averaged: nn.Module, network: nn.Module, decay: float) -> None:
-    for mean, now in zip(averaged.parameters(), network.parameters(), strict=True):
-        mean.lerp_(now, 1 - decay)
-    for mean, now in zip(averaged.buffers(), network.buffers(), strict=True):
-        mean.copy_(now)

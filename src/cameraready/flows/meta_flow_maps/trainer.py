@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cameraready.flows._paths import time_like
 from cameraready.flows.meta_flow_maps import losses
@@ -337,13 +337,17 @@ class MFMTrainer:
         turning = path.d_alpha(s) * path.sigma(s) - path.d_sigma(s) * path.alpha(s)
         return turning * (left.clamp(min=1e-4) / spread.clamp(min=1e-4)).sqrt()
 
-    @torch.no_grad()
     def _average(self) -> None:
-        decay = min(self.ema, self.step_count / (9 + self.step_count))
-        for mean, now in zip(self.averaged.parameters(), self.mfm.parameters(), strict=True):
-            mean.lerp_(now.detach(), 1 - decay)
-        for mean, now in zip(self.averaged.buffers(), self.mfm.buffers(), strict=True):
-            mean.copy_(now)
+        follow(self.averaged, self.mfm, min(self.ema, self.step_count / (9 + self.step_count)))
+
+
+@torch.no_grad()
+def follow(averaged: nn.Module, network: nn.Module, decay: float) -> None:
+    """Move averaged weights towards the network's, and take over its buffers."""
+    for mean, now in zip(averaged.parameters(), network.parameters(), strict=True):
+        mean.lerp_(now.detach(), 1 - decay)
+    for mean, now in zip(averaged.buffers(), network.buffers(), strict=True):
+        mean.copy_(now)
 
 
 def batches_of(data: Data, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
